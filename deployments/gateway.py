@@ -47,6 +47,7 @@ from serve_app.storage.spool import ORPHANS, Spool
 from serve_app.times import GATEWAY_STOPS_S
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
+BACKGROUND_S = 560.0  # for responses that run in the background
 SETTLE_S = 5.0  # for the ledger to take what is still in the spool; then another gateway gets it
 HAND_OVER_S = 5.0
 
@@ -217,6 +218,7 @@ class Gateway:
 
     async def _finish(self) -> None:
         """Settles the usage of clients that hung up, before this process ends."""
+        await self._services.background.stop(within_s=BACKGROUND_S)
         self._lifecycle.stop()
         await self._orphans.drain()
         is_done = await calls.wait_for_background(FINISH_S)

@@ -133,7 +133,8 @@ class GatewaySettings(_Strict):
     """Maximum bytes of the spool, 400 per settlement. Requests get 503 while it is full."""
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
     """Maximum requests to `/models` and `/user/*` per API key, and to `/account` per management key. An account may
-    send four times as many. Each gateway counts separately. Chat requests are not counted."""
+    send four times as many. Requests that count or convert tokens are limited separately, to ten times this number.
+    Each gateway counts separately. Requests for replies are not counted."""
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of traces to keep."""
     trace_slow_s: Seconds = 30.0

@@ -146,12 +146,12 @@ class AccountingService:
         return await (self.settle(message) if isinstance(message, list) else self.run(message))
 
     async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
-        """Answers a model replica: settles cut calls that have no stored reply, or runs a command of FOR_REPLICAS.
+        """Answers a model replica: settles cut calls that store no reply, or runs a command of FOR_REPLICAS.
 
         Raises PermissionError for anything else.
         """
         if isinstance(message, list):
-            allowed = all(type(one) is Settlement and one.reply is None for one in message)
+            allowed = all(type(one) is Settlement and one.reply is None and one.response is None for one in message)
         else:
             allowed = type(message) in FOR_REPLICAS
         if allowed:

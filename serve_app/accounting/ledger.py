@@ -130,10 +130,10 @@ class Ledger:
             return []
         with self._database.transaction() as transaction:
             answers = settle(transaction, settlements, self._now())
-            if kept := list(replies.kept_replies(settlements)):
-                self._replies.enforce(transaction.connection, kept)
-            if kept := list(stored_responses.kept_responses(settlements)):
-                self._responses.enforce(transaction.connection, kept)
+            if any(settlement.reply is not None for settlement in settlements):
+                self._replies.enforce(transaction.connection, replies.kept_replies(settlements))
+            if any(settlement.response is not None for settlement in settlements):
+                self._responses.enforce(transaction.connection, stored_responses.kept_responses(settlements))
             return answers
 
     def keep_stuck(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> None:

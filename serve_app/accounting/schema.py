@@ -235,6 +235,8 @@ responses = Table(
     Column("body", LargeBinary, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False, index=True),
+    Column("beat_at", Double),  # of the gateway that runs it in the background; null: it has ended
+    Column("cancelled_at", Double),  # null: it may go on
 )
 
 # Settlements that could not be settled, until an operator has them settled.

@@ -9,20 +9,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, tuple_
+from sqlalchemy import Connection, delete, select, tuple_, update
 
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.dialects import Upsert
+from serve_app.accounting.dialects import Upsert, insert_if_new
 from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import responses
 from serve_app.accounting.validation import equals, is_text
-from serve_app.contracts.books import Settlement, StoredResponse
-from serve_app.contracts.commands import DeleteResponse, FindResponse
+from serve_app.contracts.books import RESPONSE_LOST_S, Settlement, StoredResponse
+from serve_app.contracts.commands import (
+    BeatResponses,
+    BeginResponse,
+    CancelResponse,
+    DeleteResponse,
+    EndResponse,
+    FindResponse,
+)
 
 MAX_BODY = 8 * 2**20  # bytes
 _YEAR_10000 = 253402300800.0
 
-_ADD = Upsert(responses, lambda new: {"expires_at": responses.c.expires_at})  # the first stands
+_RUNS = responses.c.beat_at.is_not(None)
+# The first response stands, unless it only says that it runs.
+_ADD = Upsert(
+    responses,
+    lambda new: {name: new[name] for name in ("body", "expires_at", "beat_at")},
+    where=lambda new: _RUNS,
+)
 
 
 def why_not_kept(response: StoredResponse) -> str | None:
@@ -38,11 +51,11 @@ def why_not_kept(response: StoredResponse) -> str | None:
 
 
 def response_row(settlement: Settlement, response: StoredResponse, now: float) -> dict[str, Any]:
-    return {"account_id": settlement.account_id, "created_at": now} | asdict(response)
+    return {"account_id": settlement.account_id, "created_at": now} | asdict(response) | {"beat_at": None}
 
 
 def write_responses(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Stores responses, at least one. A response that is stored already stays as it is."""
+    """Stores responses, at least one. A response that has ended stays as it is."""
     _ADD.run(connection, rows)
 
 
@@ -68,7 +81,7 @@ def find_response(connection: Connection, wanted: FindResponse, now: float) -> S
         responses.c.expires_at > now,
     )
     row = connection.execute(query).one_or_none()
-    return None if row is None else StoredResponse(row.response_id, bytes(row.body), row.expires_at)
+    return None if row is None else StoredResponse(row.response_id, bytes(row.body), row.expires_at, row.beat_at)
 
 
 @writes(DeleteResponse)
@@ -77,5 +90,44 @@ def delete_response(transaction: Transaction, wanted: DeleteResponse, now: float
         equals(responses.c.account_id, wanted.account_id),
         equals(responses.c.response_id, wanted.response_id),
         responses.c.expires_at > now,
+        ~_RUNS | (responses.c.beat_at < now - RESPONSE_LOST_S),
     )
     return transaction.connection.execute(gone).rowcount > 0
+
+
+@writes(BeginResponse)
+def begin_response(transaction: Transaction, wanted: BeginResponse, now: float) -> None:
+    own = {"account_id": wanted.account_id, "created_at": now, "beat_at": now, "cancelled_at": None}
+    insert_if_new(transaction.connection, responses, asdict(wanted.response) | own)
+
+
+@writes(BeatResponses)
+def beat_responses(transaction: Transaction, wanted: BeatResponses, now: float) -> tuple[tuple[str, str], ...]:
+    mine = tuple_(responses.c.account_id, responses.c.response_id).in_(wanted.responses) & _RUNS
+    transaction.connection.execute(update(responses).where(mine).values(beat_at=now))
+    asked = select(responses.c.account_id, responses.c.response_id).where(mine, responses.c.cancelled_at.is_not(None))
+    return tuple((row.account_id, row.response_id) for row in transaction.connection.execute(asked))
+
+
+@writes(CancelResponse)
+def cancel_response(transaction: Transaction, wanted: CancelResponse, now: float) -> StoredResponse | None:
+    its = (
+        equals(responses.c.account_id, wanted.account_id),
+        equals(responses.c.response_id, wanted.response_id),
+        _RUNS,
+        responses.c.cancelled_at.is_(None),
+    )
+    transaction.connection.execute(update(responses).where(*its).values(cancelled_at=now))
+    return find_response(transaction.connection, FindResponse(wanted.account_id, wanted.response_id), now)
+
+
+@writes(EndResponse)
+def end_response(transaction: Transaction, wanted: EndResponse, now: float) -> bool:
+    ended = wanted.response
+    its = (
+        equals(responses.c.account_id, wanted.account_id),
+        equals(responses.c.response_id, ended.response_id),
+        _RUNS,
+    )
+    values = {"body": ended.body, "expires_at": ended.expires_at, "beat_at": None}
+    return transaction.connection.execute(update(responses).where(*its).values(values)).rowcount > 0

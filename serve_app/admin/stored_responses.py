@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi.responses import Response
@@ -21,6 +23,9 @@ from serve_app.contracts.limiting import Identity
 endpoint = Endpoints("Responses", "apiKey")
 
 MAX_ITEMS: Final = 100
+RUNNING: Final = ("queued", "in_progress")
+POLL_S = 0.25
+CANCEL_POLLS: Final = 40  # in more time than a gateway takes to hear of it
 
 
 class DeletedResponse(Reply):
@@ -62,7 +67,8 @@ async def get_response(admin: AdminServices, response_id: str, query: ResponseQu
 @endpoint("DELETE", "/responses/{response_id}", "Delete a stored response", success="It is deleted.")
 async def delete_response(admin: AdminServices, response_id: str, identity: Identity) -> DeletedResponse:
     if not await admin.run(commands.DeleteResponse(identity.account_id, response_id)):
-        raise _not_found(response_id)
+        await _find(admin, identity, response_id)
+        raise errors.invalid_parameters("response_id: the response still runs. Cancel it first", param="response_id")
     return DeletedResponse(id=response_id, object="response.deleted", deleted=True)
 
 
@@ -70,15 +76,25 @@ async def delete_response(admin: AdminServices, response_id: str, identity: Iden
     "POST",
     "/responses/{response_id}/cancel",
     "Cancel a response that runs in the background",
-    success=responses.json_response("The cancelled response.", models.Response.__name__),
+    success=responses.json_response("The response: cancelled, or as it has ended.", models.Response.__name__),
 )
 async def cancel_response(admin: AdminServices, response_id: str, identity: Identity) -> Response:
-    found = await _find(admin, identity, response_id)
-    raise errors.invalid_parameters(
-        f"response_id: this response is {found.response['status']}, and only a response that runs in the background "
-        "can be cancelled. To cancel a request, close its connection",
-        param="response_id",
-    )
+    found = await admin.run(commands.CancelResponse(identity.account_id, response_id))
+    if found is None:
+        raise _not_found(response_id)
+    if found.beat_at is None and not decode_stored(found.body).response["background"]:
+        raise errors.invalid_parameters(
+            "response_id: only a response with background: true can be cancelled. To cancel another request, close its "
+            "connection",
+            param="response_id",
+        )
+    shown = await _find(admin, identity, response_id)
+    for _ in range(CANCEL_POLLS):  # then it ends a little later
+        if shown.response["status"] not in RUNNING:
+            break
+        await asyncio.sleep(POLL_S)
+        shown = await _find(admin, identity, response_id)
+    return _json(shown.response)
 
 
 @endpoint(
@@ -100,7 +116,11 @@ async def _find(admin: AdminServices, identity: Identity, response_id: str) -> S
     found = await admin.run(commands.FindResponse(identity.account_id, response_id))
     if found is None:
         raise _not_found(response_id)
-    return decode_stored(found.body)
+    stored = decode_stored(found.body)
+    if found.is_lost(admin.now()):
+        error = {"code": "server_error", "message": "The gateway of this response was lost. Send the request again."}
+        return replace(stored, response=stored.response | {"status": "failed", "error": error})
+    return stored
 
 
 def _not_found(response_id: str) -> errors.ApiError:

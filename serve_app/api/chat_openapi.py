@@ -121,11 +121,14 @@ def _messages(message: Schema) -> dict[str, Schema]:
 def _complete_variants(schemas: dict[str, Schema]) -> None:
     """Adds the requirements beyond types: the rules of the `_complete` validators."""
     require(schemas["TextPart"], "text")
+    fields = schemas["ResponseFormat"]["properties"]
+    read = {name: rule for name, rule in fields["json_schema"].items() if name in ("properties", "required")}
+    fields["json_schema"] = {name: rule for name, rule in fields["json_schema"].items() if name not in read}
     schemas["ResponseFormat"]["anyOf"] = [
         {"title": "without a schema", "properties": {"type": {"enum": ["text", "json_object"]}}},
         {
             "title": "with a schema",
-            "properties": {"type": {"const": "json_schema"}, "json_schema": {"type": "object"}},
+            "properties": {"type": {"const": "json_schema"}, "json_schema": {"type": "object", **read}},
             "required": ["json_schema"],
         },
     ]

@@ -184,9 +184,8 @@ def parse_messages_request(parsed: dict[str, Any], served: ServedModels) -> Mess
     _refuse_crowds(given, served)
     _refuse_foreign(given)
     request = typed(MessagesRequest, given)
-    if request.model not in served:
-        raise errors.model_not_found(request.model, served)
-    return check_request_of(MessagesChat, _chat(request, served[request.model][1]), served)
+    _, most_output = served.get(request.model, (0, request.max_tokens))  # `check_request_of` rejects other models
+    return check_request_of(MessagesChat, _chat(request, most_output), served)
 
 
 def parse_count_request(raw: bytes, served: ServedModels, max_bytes: int, max_items: int) -> MessagesChat:

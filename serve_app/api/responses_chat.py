@@ -55,6 +55,7 @@ _FIELDS: Final = (
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
     (re.compile(r"^tool_choice\.function\.name"), "tool_choice.name"),
     (re.compile(r"^max_tokens$"), "max_output_tokens"),
+    (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
 )
 """Fields of the chat format, and their names in this one."""
 
@@ -175,6 +176,8 @@ def to_chat(parsed: Json, request: ResponsesRequest, served: ServedModels, store
         body["stream_options"] = {"resume": True}
     if request.max_output_tokens is not None:
         body["max_tokens"] = min(request.max_output_tokens, served[request.model][1])
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        body["reasoning_effort"] = request.reasoning.effort
     if request.wants_logprobs:
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     if (form := request.text and request.text.format) and form.type != "text":

@@ -102,6 +102,11 @@ def _tool_choice(chat: ResponsesChat) -> Any:
     return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
 
 
+def fault_object(error: ApiError) -> Json:
+    """Returns the object `error` of a response."""
+    return {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
+
+
 def usage_object(finished: Finished) -> Json:
     """Returns the object `usage`."""
     return {
@@ -316,6 +321,23 @@ class WholeResponse:
         )
         return encode_json(self.final)
 
+    def partial(self, head: ReplyHead, status: str, error: ApiError | None = None) -> Json:
+        """Returns the response with what has been produced so far."""
+        items = OutputItems(self._chat, lambda kind, fields: None)
+        items.begin(digits_of(head.id))
+        for event in self._events:
+            items.add(event)
+        if items.items:
+            items.end(FinishReason.LENGTH)
+        return response_object(
+            head,
+            self._chat,
+            stored=self._stored,
+            status=status,
+            output=items.items,
+            error=None if error is None else fault_object(error),
+        )
+
 
 class ResponseStream:
     """See `StreamEncoder`."""
@@ -350,9 +372,8 @@ class ResponseStream:
     def error_event(self, error: ApiError) -> bytes:
         """Returns the last event of a stream that fails. The response has the items that are complete."""
         self._begin()
-        fault = {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
         items = [item for item in self._items.items if item["status"] != "in_progress"]
-        self._emit("response.failed", {"response": self._response("failed", items, error=fault)})
+        self._emit("response.failed", {"response": self._response("failed", items, error=fault_object(error))})
         return self._taken()
 
     def _begin(self) -> None:

@@ -37,6 +37,7 @@ LOGPROBS: Final = INCLUDED[0]
 _FORMATS: Final = ["text", "json_object", "json_schema"]
 _CHOICES: Final = ["none", "auto", "required"]
 _CHOICE_TYPES: Final = ["function", "custom", "allowed_tools"]
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TRUNCATIONS: Final = ["auto", "disabled"]
 
 REFUSED: Final[Mapping[str, str]] = {
@@ -358,8 +359,8 @@ class TextOptions(Shape):
 class ReasoningOptions(Shape):
     """Options of the model's reasoning."""
 
-    effort: str | None = None
-    """Accepted. The model reasons as its template makes it."""
+    effort: Annotated[str | None, keywords(enum=[*EFFORTS, None])] = None
+    """How much the model reasons, if its template has a variable for it. Ignored otherwise."""
     summary: str | None = None
     """Accepted. There are no summaries: reasoning is in the item's `content`."""
 
@@ -422,6 +423,11 @@ def _check_max_output_tokens(value: int, _: ResponsesRequest) -> None:
         raise invalid("max_output_tokens", f"must be at least 1, but it is {value}")
 
 
+def _check_reasoning(options: ReasoningOptions, _: ResponsesRequest) -> None:
+    if options.effort is not None and options.effort not in EFFORTS:
+        raise invalid("reasoning.effort", f"must be one of {', '.join(EFFORTS)}, but it is {quote(options.effort)}")
+
+
 def _check_text(text: TextOptions, _: ResponsesRequest) -> None:
     if text.format is not None and text.format.type not in _FORMATS:
         rule = f"must be text, json_object or json_schema, but it is {quote(text.format.type)}"
@@ -451,9 +457,11 @@ def _check_resume(options: ResponsesStreamOptions, request: ResponsesRequest) ->
         raise invalid("stream_options.resume", "is not possible with logprobs: leave one of the two out")
 
 
-def _check_background(value: bool, _: ResponsesRequest) -> None:
-    if value:
-        raise invalid("background", "is not served: send stream: true, and the connection stays open for long replies")
+def _check_background(value: bool, request: ResponsesRequest) -> None:
+    if value and request.stream:
+        raise invalid("background", "is not possible together with stream: true")
+    if value and not request.store:
+        raise invalid("background", "needs store: true, because the response is read later")
 
 
 def _strings(value: Any) -> Any:
@@ -509,14 +517,15 @@ class ResponsesRequest(Shape):
     calls of these tools only."""
     parallel_tool_calls: bool = True
     """Set to false to allow at most one call per reply."""
-    reasoning: ReasoningOptions | None = None
+    reasoning: Annotated[ReasoningOptions | None, Check(_check_reasoning)] = None
     """Options of the model's reasoning."""
     previous_response_id: str | None = None
     """Id of a stored response. Its input and output come before `input`."""
     store: bool = True
     """Keep the response, so that it can be read and continued."""
-    background: Annotated[bool, Check(_check_background), keywords(enum=[False, None])] = False
-    """Only false: a reply needs its connection."""
+    background: Annotated[bool, Check(_check_background)] = False
+    """Return at once, and run without a connection. Read the response by its id. Not with `stream` or without
+    `store`."""
     metadata: Annotated[
         dict[str, Any],
         BeforeValidator(_strings),
@@ -528,7 +537,7 @@ class ResponsesRequest(Shape):
         ),
     ] = {}  # noqa: RUF012
     """Up to 16 pairs of strings. The reply has the same."""
-    truncation: Annotated[str, Check(_check_truncation), keywords(enum=_TRUNCATIONS)] = "disabled"
+    truncation: Annotated[str, Check(_check_truncation), keywords(enum=[*_TRUNCATIONS, None])] = "disabled"
     """Accepted. An input that is longer than the context returns 422 in either case."""
     max_tool_calls: int | None = None
     """Ignored: it limits tools that run elsewhere."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from serve_app.api import errors
 from serve_app.api.chat_openapi import body_schemas
-from serve_app.api.chat_request import ServedModels, check_chat_request
+from serve_app.api.chat_request import ChatRequest, ServedModels, check_chat_request
 from serve_app.api.codec import FirstFault, Shape, keywords, parse_object, typed
 from serve_app.api.errors import ApiError
 from serve_app.api.token_door import TokenQuery, conversation_call
@@ -97,9 +97,8 @@ class TokenizeDoor(_ErrorsOfChat):
         if request.prompt is None:
             if "messages" not in parsed:
                 raise errors.invalid_format("prompt or messages is missing: one of them is required.", "prompt")
-            chat = check_chat_request(
-                {name: parsed[name] for name in ("model", *CONVERSATION) if name in parsed}, served
-            )
+            fields: dict[str, Any] = {name: parsed[name] for name in ("model", *CONVERSATION) if name in parsed}
+            chat: ChatRequest = check_chat_request(fields, served)
             if request.add_special_tokens:
                 rule = "is only possible with prompt: the model's template has its own special tokens"
                 raise invalid("add_special_tokens", rule)

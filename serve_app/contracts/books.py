@@ -31,6 +31,10 @@ class StoredReply:
     body: bytes = field(repr=False)
 
 
+RESPONSE_LOST_S = 60.0
+"""Seconds of silence after which the gateway that runs a response in the background counts as lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """A response that its account can read and continue until it expires."""
@@ -38,6 +42,13 @@ class StoredResponse:
     response_id: str
     body: bytes = field(repr=False)  # as the gateway encodes it
     expires_at: float  # Unix time, seconds
+    beat_at: float | None = None  # last sign of life of the gateway that runs it; None: it has ended
+
+    __setstate__ = set_state
+
+    def is_lost(self, now: float) -> bool:
+        """Returns whether it never ends, because its gateway is lost."""
+        return self.beat_at is not None and self.beat_at < now - RESPONSE_LOST_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,10 +345,44 @@ class FindResponse(Command[StoredResponse | None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteResponse(Command[bool]):
-    """Removes a stored response of the account. Returns whether it was stored."""
+    """Removes a stored response of the account, unless it still runs. Returns whether it was removed."""
 
     account_id: str
     response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginResponse(Command[None]):
+    """Stores a response that a gateway begins to run in the background. Harmless to repeat.
+
+    Its settlement, or EndResponse, replaces the body and ends it.
+    """
+
+    account_id: str
+    response: StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
+class BeatResponses(Command[tuple[tuple[str, str], ...]]):
+    """Records that a gateway still runs these responses (account and response id). Returns those to be cancelled."""
+
+    responses: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResponse(Command[StoredResponse | None]):
+    """Asks the gateway that runs a response to cancel it. Returns the response, or None if it is not stored."""
+
+    account_id: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndResponse(Command[bool]):
+    """Ends a response that was not settled as complete, with this body. Returns whether it was still running."""
+
+    account_id: str
+    response: StoredResponse
 
 
 @dataclass(frozen=True, slots=True)

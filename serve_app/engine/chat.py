@@ -192,10 +192,11 @@ class ChatRenderer:
         for token in token_ids:
             if not 0 <= token <= self._greatest_id:
                 raise ValueError(f"{token} is not a token of the model: ids are from 0 to {self._greatest_id}")
+        if self._core is not None:  # thread-safe
+            return str(self._core.decode(list(token_ids), skip_special_tokens=False))
         with self._lock:
-            return str(
-                self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            )
+            plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            return str(self._tokenizer.decode(list(token_ids), **plain))
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """The names of tokens in the vocabulary; empty for an id without a token."""

@@ -5,8 +5,11 @@ A response is stored with the settlement of its request: it is stored exactly if
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -14,9 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
-from serve_app.api.door import StreamEncoder, WholeReplyEncoder
+from serve_app.api.codec import encode_json
+from serve_app.api.door import ReplyHead, StreamEncoder, WholeReplyEncoder
 from serve_app.api.errors import ApiError
 from serve_app.api.responses_chat import (
+    Json,
     ResponsesChat,
     Stored,
     read_responses_request,
@@ -26,18 +31,29 @@ from serve_app.api.responses_chat import (
 from serve_app.api.responses_reply import ResponseStream, WholeResponse
 from serve_app.api.stored_responses import MAX_BYTES, decode_stored, encode_stored
 from serve_app.api.token_door import TokenQuery, prompt_query
+from serve_app.api.tools_and_formats import invalid
 from serve_app.contracts.books import StoredResponse
-from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.calls import Unavailable, detached
+from serve_app.contracts.commands import BeginResponse, EndResponse
 from serve_app.contracts.generation import Finished
 from serve_app.contracts.limiting import Identity
 from serve_app.gateway.authentication import Caller
 from serve_app.gateway.exchange import Exchange
 from serve_app.gateway.idempotency import Retry
+from serve_app.gateway.record import RequestRecord
+from serve_app.gateway.refusal_errors import restarting
 from serve_app.gateway.reply_endpoint import Encoder, ReplyEndpoint, ReplyToRequest, aside, head_of
+from serve_app.gateway.reruns import RunsAgain
+from serve_app.gateway.services import Services
 from serve_app.gateway.settlements import Settlements
 from serve_app.gateway.token_endpoint import TokenEndpoint
-from serve_app.gateway.web import Sender
+from serve_app.gateway.web import Headers, Sender
 
+logger = logging.getLogger("ray.serve")
+
+BEGIN_S = 3.0  # after this time a request in the background that waits for a replica gets its reply
+END_TRIES: Final = 10
+END_PAUSE_S: Final = 2.0
 LOOK_UPS_PER_MINUTE: Final = 3000
 """Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held."""
 
@@ -55,6 +71,8 @@ async def find_stored(settlements: Settlements, account_id: str, response_ids: S
         except Unavailable:
             message = "stored responses can't be read right now: try again"
             raise errors.overloaded(message, retry_after_s=2) from None
+        if stored is not None and stored.beat_at is not None:
+            raise invalid("previous_response_id", f"must be a response that has ended, and {response_id} has not")
         if stored is not None:
             found[response_id] = decode_stored(stored.body)
     return found
@@ -99,7 +117,10 @@ class ReplyToResponses(ReplyToRequest):
     ) -> None:
         assert isinstance(chat, ResponsesChat)
         try:
-            await super()._reply(chat, caller, retry, sender, arrived)
+            if chat.sent.background:
+                await self._reply_in_background(chat, caller, retry, sender)
+            else:
+                await super()._reply(chat, caller, retry, sender, arrived)
         except ApiError as error:
             raise chat.named(error) from None
 
@@ -114,10 +135,51 @@ class ReplyToResponses(ReplyToRequest):
 
     def _stores(self, chat: ResponsesChat, exchange: Exchange) -> bool:
         """Returns whether the response will be stored."""
-        settings = self._services.settings
         assert exchange.grant is not None
-        is_allowed = exchange.grant.account_id not in settings.unstored_accounts
-        return chat.sent.store and is_allowed and settings.stored_responses_s > 0
+        return chat.sent.store and self._may_store(exchange.grant.account_id)
+
+    def _may_store(self, account_id: str) -> bool:
+        settings = self._services.settings
+        return account_id not in settings.unstored_accounts and settings.stored_responses_s > 0
+
+    async def _reply_in_background(
+        self, chat: ResponsesChat, caller: Caller, retry: Retry | None, sender: Sender
+    ) -> None:
+        """Starts a run, and sends the response that has begun.
+
+        A refusal within BEGIN_S has its status. A client that hangs up before the response is stored ends the run.
+        """
+        account_id = (await caller.identify()).account_id
+        if not self._may_store(account_id):
+            raise invalid("background", "is not possible: the responses of this account are not stored")
+        if self._services.background.is_stopping:
+            raise restarting()
+        run = Run(self._services, chat, self._record, account_id, self._complete)
+        task = detached(run.run(Exchange(self._services, chat, self._record, caller, retry)))
+        begun = asyncio.ensure_future(run.has_begun.wait())
+        try:
+            await asyncio.wait([task, begun], timeout=BEGIN_S, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                response: Json | bytes | ApiError = task.result()
+            else:
+                response = await run.store()
+                self._services.background.start(account_id, run.head.id, task)
+        except BaseException as error:
+            run.is_refused = isinstance(error, ApiError)
+            task.cancel()
+            raise
+        finally:
+            begun.cancel()
+        if isinstance(response, ApiError):
+            raise response
+        is_replayed = isinstance(response, bytes)
+        body = response if isinstance(response, bytes) else encode_json(response)
+        own = {"content_length": str(len(body)), **({"idempotency_replayed": "true"} if is_replayed else {})}
+        await sender.write_piece(body, lambda: self._plain_headers(**own), more=False)
+
+    def _plain_headers(self, **own: str) -> Headers:
+        values = {"content-type": "application/json", "x-trace-id": self._record.trace.trace_id, **own}
+        return [(name.replace("_", "-").encode("latin-1"), value.encode("latin-1")) for name, value in values.items()]
 
     async def _complete(
         self, chat: ChatRequest, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None
@@ -139,3 +201,99 @@ class ReplyToResponses(ReplyToRequest):
     def _error_event(self, error: ApiError) -> bytes:
         encoder = self._stream_encoder
         return super()._error_event(error) if encoder is None else encoder.error_event(error)
+
+
+class Run:
+    """A response that runs in the background."""
+
+    def __init__(
+        self,
+        services: Services,
+        chat: ResponsesChat,
+        record: RequestRecord,
+        account_id: str,
+        complete: Callable[[ResponsesChat, Exchange, WholeResponse, Finished, bytes], Awaitable[None]],
+    ) -> None:
+        self._services = services
+        self._chat = chat
+        self._account_id = account_id
+        self._complete = complete
+        self.head = ReplyHead(record.request_id, int(time.time()), chat.model, "")
+        self.has_begun = asyncio.Event()  # a replica has taken the request
+        self.is_refused = False  # by the service, while it has begun
+        self._is_due = False  # whether its client gets its id, so that it ends in the ledger
+        self._is_stored = asyncio.Event()
+        self._reply = WholeResponse(chat, stored=True)
+
+    async def store(self) -> Json:
+        """Stores the response that has begun, and returns it. Raises ApiError (503) without the ledger."""
+        self._is_due = True
+        status = "in_progress" if self.has_begun.is_set() else "queued"
+        response = WholeResponse(self._chat, stored=True).partial(self.head, status)
+        try:
+            await self._services.settlements.ask(BeginResponse(self._account_id, self._stored(response)))
+        except Unavailable:
+            message = "responses can't be stored right now: try again, or send background: false"
+            raise errors.overloaded(message, retry_after_s=5) from None
+        self._is_stored.set()
+        return response
+
+    async def run(self, exchange: Exchange) -> bytes | ApiError:
+        """Runs the request. Returns the stored reply of a retry; a refusal before `store`; or nothing."""
+        try:
+            async with exchange:
+                try:
+                    return await self._generate(exchange)
+                except asyncio.CancelledError:
+                    if self.is_refused or self._services.background.is_stopping:  # nothing is billed
+                        raise errors.overloaded("the service has stopped: send it again", retry_after_s=5) from None
+                    raise
+        except asyncio.CancelledError:
+            if not self._is_stored.is_set():
+                raise
+            await self._end("cancelled")
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.exception("a response in the background failed")
+                error = errors.server_error()
+            if self.is_refused or not self._is_due:
+                return error
+            await self._is_stored.wait()
+            await self._end("failed", self._chat.named(error))
+        return b""
+
+    async def _generate(self, exchange: Exchange) -> bytes:
+        await exchange.begin()
+        if exchange.replayed is not None:
+            return exchange.replayed
+        self.has_begun.set()
+        while not isinstance(event := await exchange.next_event(), Finished):
+            if isinstance(event, RunsAgain):
+                self._reply = WholeResponse(self._chat, stored=True)
+            elif event is not None:
+                self._reply.add_event(event)
+        self.head = replace(self.head, fingerprint=exchange.fingerprint)
+        body = self._reply.body(self.head, event)
+        await self._is_stored.wait()
+        completed = detached(self._complete(self._chat, exchange, self._reply, event, body))  # type: ignore[arg-type]
+        try:
+            await asyncio.shield(completed)
+        except asyncio.CancelledError:
+            await completed  # too late to cancel it: it is billed as complete
+        return b""
+
+    async def _end(self, status: str, error: ApiError | None = None) -> None:
+        """Ends the response in the ledger. If that is not possible for long, its row ends by its silence."""
+        response = self._stored(self._reply.partial(self.head, status, error))
+        for _ in range(END_TRIES):
+            try:
+                await self._services.settlements.ask(EndResponse(self._account_id, response))
+            except Unavailable:
+                await asyncio.sleep(END_PAUSE_S)
+            else:
+                return
+        logger.error("response %s could not be ended in the ledger", self.head.id)
+
+    def _stored(self, response: Json) -> StoredResponse:
+        expires_at = time.time() + self._services.settings.stored_responses_s
+        return StoredResponse(self.head.id, encode_stored(self._chat.items, response), expires_at)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from serve_app.contracts.ports import BackendPort
 from serve_app.gateway.backends import Catalogue
+from serve_app.gateway.background import BackgroundRuns
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer
 from serve_app.gateway.record import RequestRecord
@@ -29,4 +30,8 @@ class Services:
     tracing: Tracing | None = None
     orphan_delay_s: float = 2.0  # delay before a replica settles a cut stream, unless this gateway has
     clock: Callable[[], float] = time.monotonic  # seconds, to time requests
+    background: BackgroundRuns = field(init=False)
     calls: set[RequestRecord] = field(default_factory=set)  # sent to backends; `Lifecycle` removes ended ones
+
+    def __post_init__(self) -> None:
+        self.background = BackgroundRuns(self.settlements)

@@ -231,13 +231,14 @@ class Settlements:
 
         Raises Unavailable while the ledger is unavailable, because it is then unknown whether there is one.
         """
-        return await self._find(FindReply(account_id, idempotency_key))
+        return await self.ask(FindReply(account_id, idempotency_key))
 
     async def find_response(self, account_id: str, response_id: str) -> StoredResponse | None:
         """Returns a stored response of the account, or None. Raises Unavailable while the ledger is unavailable."""
-        return await self._find(FindResponse(account_id, response_id))
+        return await self.ask(FindResponse(account_id, response_id))
 
-    async def _find(self, command: Command[Answer]) -> Answer:
+    async def ask(self, command: Command[Answer]) -> Answer:
+        """Returns the ledger's answer. Raises Unavailable after FIND_TIMEOUT_S."""
         try:
             async with asyncio.timeout(FIND_TIMEOUT_S):
                 return await self._accounting.run(command)

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.contracts.books import Settled, Settlement, SettlementRejected, StoredReply
+from serve_app.contracts.books import Settled, Settlement, SettlementRejected, StoredReply, StoredResponse
+from serve_app.contracts.commands import FindResponse
 from serve_app.contracts.errors import InvalidValue, LedgerUnavailable, SpoolBusy, SpoolFull
-from serve_app.storage.settlement_lines import from_line, to_line
+from serve_app.storage.settlement_lines import from_line, reply_size, to_line
 from serve_app.storage.spool import Settle, Spool
 from serve_app.storage.spool_file import SpoolFile
 
@@ -81,6 +82,18 @@ def test_a_line_holds_the_reply_byte_by_byte() -> None:
     line = to_line(with_reply)
     assert from_line(line) == with_reply
     assert line.count(b"\n") == 1
+
+
+def test_a_line_holds_a_stored_response_and_counts_its_bytes(books: Books, tmp_path: Path) -> None:
+    response = StoredResponse("resp_1", bytes(range(256)), 2.0**33)
+    sent = books.settlement("r1", response=response)
+    assert from_line(to_line(sent)) == sent
+    assert reply_size(sent) > 256
+    spool = Spool(tmp_path / "spool", "gateway")
+    spool.append(sent)
+    assert replayed(spool, books.ledger.settle) == 1
+    assert books.ledger.run(FindResponse(books.account_id, "resp_1")) == response
+    spool.close()
 
 
 def test_a_line_without_a_reply_has_the_format_of_earlier_releases() -> None:

@@ -9,8 +9,15 @@ import pytest
 
 from serve_app.accounting.replies import ReplyQuota
 from serve_app.accounting.stored_responses import MAX_BODY
-from serve_app.contracts.books import Settled, Settlement, StoredReply, StoredResponse
-from serve_app.contracts.commands import DeleteResponse, FindResponse
+from serve_app.contracts.books import RESPONSE_LOST_S, Settled, Settlement, StoredReply, StoredResponse
+from serve_app.contracts.commands import (
+    BeatResponses,
+    BeginResponse,
+    CancelResponse,
+    DeleteResponse,
+    EndResponse,
+    FindResponse,
+)
 
 from .books import COST, NOON, Books, Clock, Ledger
 
@@ -105,6 +112,60 @@ def test_a_response_that_cannot_be_stored_is_still_billed(funded: Books, caplog:
         answers = funded.ledger.settle([settled(funded, f"r{number}", one) for number, one in enumerate(wrong)])
     assert [one.charged for one in answers if isinstance(one, Settled)] == [COST] * len(wrong)
     assert len(caplog.records) == len(wrong)
+    assert find(funded) is None
+
+
+def begun(books: Books, clock: Clock) -> None:
+    books.ledger.run(BeginResponse(books.account_id, stored(body=b"begun", expires_at=clock.now + 600)))
+
+
+def test_a_response_that_runs_is_replaced_by_its_settlement_once(funded: Books, clock: Clock) -> None:
+    begun(funded, clock)
+    begun(funded, clock)
+    found = find(funded)
+    assert found is not None
+    assert (found.body, found.beat_at) == (b"begun", clock.now)
+    final = stored(body=b"final", expires_at=clock.now + 700)
+    funded.ledger.settle([settled(funded, "r1", final)])
+    assert find(funded) == final
+    late = stored(body=b"failed", expires_at=clock.now + 600)
+    assert not funded.ledger.run(EndResponse(funded.account_id, late))
+    begun(funded, clock)
+    assert find(funded) == final
+
+
+def test_a_response_that_failed_stays_as_it_ended(funded: Books, clock: Clock) -> None:
+    begun(funded, clock)
+    failed = stored(body=b"failed", expires_at=clock.now + 600)
+    assert funded.ledger.run(EndResponse(funded.account_id, failed))
+    assert not funded.ledger.run(EndResponse(funded.account_id, failed))
+    funded.ledger.settle([settled(funded, "r1", stored(body=b"final", expires_at=clock.now + 600))])
+    assert find(funded) == failed
+
+
+def test_a_gateway_renews_its_responses_and_hears_which_are_cancelled(funded: Books, clock: Clock) -> None:
+    other = Books(funded.ledger, name="B")
+    begun(funded, clock)
+    mine = ((funded.account_id, "resp_1"),)
+    clock.now += 30
+    assert funded.ledger.run(BeatResponses(mine)) == ()
+    found = find(funded)
+    assert found is not None
+    assert found.beat_at == clock.now
+    assert not found.is_lost(clock.now + RESPONSE_LOST_S)
+    assert found.is_lost(clock.now + RESPONSE_LOST_S + 1)
+    assert funded.ledger.run(CancelResponse(other.account_id, "resp_1")) is None
+    assert funded.ledger.run(BeatResponses(mine)) == ()
+    assert funded.ledger.run(CancelResponse(funded.account_id, "resp_1")) == found
+    assert funded.ledger.run(BeatResponses(mine)) == mine
+
+
+def test_a_response_that_runs_is_deleted_only_when_its_gateway_is_lost(funded: Books, clock: Clock) -> None:
+    begun(funded, clock)
+    gone = DeleteResponse(funded.account_id, "resp_1")
+    assert not funded.ledger.run(gone)
+    clock.now += RESPONSE_LOST_S + 1
+    assert funded.ledger.run(gone)
     assert find(funded) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,11 @@ def test_operations_have_unique_ids_a_summary_and_their_security() -> None:
 
 
 async def test_a_405_lists_the_methods_of_the_path(http: httpx.AsyncClient) -> None:
-    for path, item in DOCUMENT["paths"].items():
+    for path in DOCUMENT["paths"]:
         answer = await http.put(path)
         assert answer.status_code == 405
-        assert set(answer.headers["allow"].split(", ")) == {method.upper() for method in item}
+        # /responses/{response_id} is also the path of /responses/input_tokens.
+        items = [
+            item for other, item in DOCUMENT["paths"].items() if re.fullmatch(re.sub(r"{\w+}", "[^/]+", other), path)
+        ]
+        assert set(answer.headers["allow"].split(", ")) == {method.upper() for item in items for method in item}

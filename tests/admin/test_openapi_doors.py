@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from serve_app.api.codec import MAX_ITEMS
 from serve_app.api.errors import ApiError
 from serve_app.api.messages_door import CountTokensDoor, MessagesDoor
-from serve_app.api.responses_door import InputTokensDoor, ResponsesDoor
+from serve_app.api.responses_door import ResponsesDoor
 from serve_app.api.tokenize_door import DetokenizeDoor, TokenizeDoor
 from tests.admin.test_openapi_request import DOCUMENT, SERVED, UNTOLD
 
@@ -42,7 +42,7 @@ RESPONSES = (
     "input must have at least one item",
     "is not stored",
     "(tool_choice|tools)[a-z_.0-9\\[\\]]* (can't be required|must name|must not repeat)",
-    "stream_options.resume is (only|not) possible",
+    "stream_options.resume is (only|not) possible|background (needs store: true|is not possible together with)",
     "max_output_tokens must be at least|(conversation|prompt|context_management|moderation) is not served",
     "must have names of at most 64|metadata.* must have at most 512",
 )
@@ -52,7 +52,6 @@ BODIES: dict[str, Body] = {
     "/tokenize": Body(TokenizeDoor().parse, {"prompt": "a"}, ("add_generation_prompt can't be false",)),
     "/detokenize": Body(DetokenizeDoor().parse, {"tokens": [1]}),
     "/responses": Body(ResponsesDoor().parse, {"input": "Hi"}, RESPONSES),
-    "/responses/input_tokens": Body(InputTokensDoor().parse, {"input": "Hi"}, RESPONSES),
 }
 
 

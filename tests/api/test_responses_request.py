@@ -206,6 +206,7 @@ IMAGE = {"type": "input_image", "image_url": "https://example.com/a.png"}
         ({"metadata": {str(n): "" for n in range(17)}}, 422, "metadata", "at most 16"),
         ({"metadata": {"a": "x" * 513}}, 422, "metadata.a", "512"),
         ({"metadata": {"a" * 65: "x"}}, 422, "metadata", "64"),
+        ({"reasoning": {"effort": "some"}}, 422, "reasoning.effort", "high"),
         ({"truncation": "middle"}, 422, "truncation", "auto or disabled"),
         ({"text": {"format": {"type": "grammar"}}}, 422, "text.format.type", "json_schema"),
         ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, 422, "text.format.name", "a b"),

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from serve_app.contracts.books import Settlement
-from serve_app.contracts.generation import BackendEvent, GenerateCall
+from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, TokenizeCall, Tokenized
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.engine import Engine
@@ -118,7 +118,11 @@ class ScriptedModel:
                 async for event in events:
                     yield event
 
+        async def tokenize(backend: str, call: TokenizeCall) -> Tokenized | Rejected:
+            return await self._replica.tokenize(call)
+
         world.backends.generate = generate  # type: ignore[method-assign]
+        world.backends.tokenize = tokenize  # type: ignore[method-assign]
         return self
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -31,7 +31,16 @@ from serve_app.contracts.generation import (
 )
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.settings import GatewaySettings
+from tests.gateway.scripted_model import QWEN, ScriptedModel
 from tests.gateway.world import FULL_SETTINGS, NANO, PRICE_IN, PRICE_OUT, World, price, settled, until
+
+
+@pytest.fixture
+def model() -> Iterator[ScriptedModel]:
+    made = ScriptedModel([b"a", b"b"], template=QWEN)
+    yield made
+    made.close()
+
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 DOCUMENT = build_document(GatewaySettings.model_validate(FULL_SETTINGS).models)
@@ -502,6 +511,26 @@ async def test_a_count_asks_for_exactly_the_prompt_that_a_message_has(world: Wor
         assert getattr(counting, name) == getattr(call, name)
     assert counting.only_count
     await settled(world, requests=1, spent=price(10, 2))
+
+
+@pytest.mark.parametrize("path", ["/messages/count_tokens", "/tokenize"])
+async def test_a_count_before_a_call_is_the_prompt_on_the_bill_after_it(
+    world: World, model: ScriptedModel, path: str
+) -> None:
+    model.behind(world)
+    if path == "/tokenize":
+        tool = {"type": "function", "function": {"name": "look", "description": "é", "parameters": {"type": "object"}}}
+        chat: dict[str, Any] = {"messages": [{"role": "system", "content": "Be brief."}, USER], "tools": [tool]}
+        counted = (await send(world, path=path, **chat)).json()["count"]
+        produced = (await send(world, path="/chat/completions", **chat)).json()["usage"]["completion_tokens"]
+    else:
+        fields: dict[str, Any] = {"system": "Be brief.", "messages": CONVERSATION, "tools": [TOOL]}
+        counted = (await send(world, path=path, **fields)).json()["input_tokens"]
+        usage = valid(await send(world, **fields))["usage"]
+        assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+        produced = usage["output_tokens"]
+    assert counted > 20
+    await settled(world, requests=1, spent=price(counted, produced))
 
 
 async def test_a_count_is_free_and_a_lost_replica_is_told_in_the_format(world: World) -> None:

@@ -53,6 +53,23 @@ def test_the_sdk_gets_a_true_answer_with_exact_usage_and_an_exact_bill(
     assert nano(row["charged"]) == charge(usage)
 
 
+def test_a_message_is_counted_before_and_billed_alike_after(service: Service) -> None:
+    account = service.account("messages")
+    headers = {"x-api-key": account.key, "anthropic-version": "2023-06-01"}
+    fields = {"model": "svc-chat", "messages": FRANCE}
+    counted = service.http.post("/v1/messages/count_tokens", json=fields, headers=headers).json()["input_tokens"]
+    tokens = service.http.post("/tokenize", json=fields, headers=headers).json()
+    assert counted == tokens["count"] == service.prompt_tokens(FRANCE)
+    text = service.http.post("/detokenize", json={"model": "svc-chat", "tokens": tokens["tokens"]}, headers=headers)
+    assert FRANCE[-1]["content"] in text.json()["prompt"]
+    reply = service.http.post("/v1/messages", json={**fields, "max_tokens": 2, "temperature": 0}, headers=headers)
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    usage = reply.json()["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+    assert (reply.json()["stop_reason"], usage["output_tokens"]) == ("max_tokens", 2)
+    assert account.settled(1)["usage"]["requests"] == 1
+
+
 def test_the_output_is_capped_where_the_balance_ends(service: Service) -> None:
     prompt = service.prompt_tokens(FRANCE)
     nano_units = prompt * PRICE_IN + 4 * PRICE_OUT + 1

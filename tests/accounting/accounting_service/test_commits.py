@@ -13,7 +13,15 @@ import pytest
 import sqlalchemy as sa
 
 from serve_app.accounting.accounting_service import AccountingService
-from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, SettlementRejected, StoredReply
+from serve_app.contracts.books import (
+    Outcome,
+    Refusal,
+    Settled,
+    Settlement,
+    SettlementRejected,
+    StoredReply,
+    StoredResponse,
+)
 from serve_app.contracts.commands import (
     AddCredit,
     FindKeys,
@@ -41,7 +49,8 @@ async def test_a_replica_may_settle_a_cut_call_and_nothing_else(book: Book) -> N
     (settled,) = await service.answer_replica([cut])
     assert isinstance(settled, Settled)
     credit, kept = AddCredit(book.account_id, 10**9), replace(cut, reply=StoredReply("retry", "f", b"{}"))
-    others: list[Any] = [credit, [credit], [cut, kept], "r1"]
+    stored = replace(cut, response=StoredResponse("resp_1", b"{}", 9e9))
+    others: list[Any] = [credit, [credit], [cut, kept], [stored], "r1"]
     for other in others:
         with pytest.raises(PermissionError, match="a replica may settle calls that were cut"):
             await service.answer_replica(other)

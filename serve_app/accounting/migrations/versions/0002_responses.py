@@ -17,4 +17,6 @@ def upgrade() -> None:
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=False, index=True),
+        sa.Column("beat_at", sa.Double()),
+        sa.Column("cancelled_at", sa.Double()),
     )

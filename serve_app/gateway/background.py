@@ -1,0 +1,63 @@
+"""Keeps track of the responses that this gateway runs in the background, without a connection.
+
+The ledger has a row for each from its begin on. While a response runs, its gateway renews a time in the row. A reader
+takes a response whose gateway has been silent for RESPONSE_LOST_S as failed. The response is replaced together with the
+settlement of its request, so it is complete exactly if it is billed as complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from serve_app.contracts.calls import Unavailable, detached
+from serve_app.contracts.commands import BeatResponses
+from serve_app.contracts.errors import LedgerError
+from serve_app.gateway.settlements import Settlements
+
+logger = logging.getLogger("ray.serve")
+
+BEAT_S = 2.0
+
+
+class BackgroundRuns:
+    """The runs of one gateway. Each is known by its account and its response id."""
+
+    def __init__(self, settlements: Settlements) -> None:
+        self._settlements = settlements
+        self._tasks: dict[tuple[str, str], asyncio.Task[Any]] = {}
+        self._beating: asyncio.Task[Any] | None = None
+        self.is_stopping = False
+
+    def start(self, account_id: str, response_id: str, task: asyncio.Task[Any]) -> None:
+        """Renews the response's row until the task ends, and cancels the task when the ledger says so."""
+        key = account_id, response_id
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        if self._beating is None or self._beating.done():
+            self._beating = detached(self._beat_while_running(), endless=True)
+
+    async def stop(self, within_s: float) -> None:
+        """Waits for the runs that are under way. Those that take longer fail, and are not billed."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=within_s)
+        self.is_stopping = True
+        for task in list(self._tasks.values()):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=within_s)
+        if self._beating is not None:
+            self._beating.cancel()
+
+    async def _beat_while_running(self) -> None:
+        while self._tasks:
+            await asyncio.sleep(BEAT_S)
+            try:
+                asked = await self._settlements.ask(BeatResponses(tuple(self._tasks)))
+            except (Unavailable, LedgerError) as error:
+                logger.warning("responses in the background could not be renewed: %s", error)
+                continue
+            for key in asked:
+                if (task := self._tasks.get(tuple(key))) is not None:  # type: ignore[arg-type]
+                    task.cancel()
