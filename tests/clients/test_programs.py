@@ -127,6 +127,7 @@ metric_list: [{metric: acc}]
 def test_lm_evaluation_harness_scores_five_examples_as_transformers_does(
     tiny: Any, tiny_path: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "service").mkdir()
     with serve(tmp_path / "service", lambda: float_engine(tiny_path)) as service:
         data = [{"question": question, "choices": choices} for question, choices in EXAMPLES]
         (tmp_path / "five.jsonl").write_text("\n".join(json.dumps(line) for line in data))
