@@ -67,7 +67,7 @@ class CapableRunner:
 
     def __init__(self, vocab_size: int, max_context: int) -> None:
         self.vocab_size = vocab_size
-        self.class_bounds = (max_context,)
+        self.class_bounds: tuple[int, ...] = (max_context,)
         self.num_blocks = max_context // 8
         self._answers: dict[tuple[int, ...], bytes] = {}
 

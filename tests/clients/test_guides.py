@@ -25,7 +25,7 @@ SDKS = {"curl", "OpenAI SDK for Python", "OpenAI SDK for Node", "Anthropic SDKs"
 APART = {"LangChain", "LlamaIndex", "LiteLLM"}
 FRAMEWORKS = {"OpenAI's Agents SDK", "pydantic-ai", "Haystack"}
 SETTINGS = {"codex", "opencode", "Qwen Code", "inspect-ai", "lm-evaluation-harness"}
-BY_HAND = {"CrewAI", "Claude Code", "aider", "Continue", "Open WebUI", "llm", "promptfoo"}
+BY_HAND = {"CrewAI", "Claude Code", "aider", "Continue", "Open WebUI", "llm", "guidellm", "promptfoo"}
 LONG = [pytest.mark.slow, pytest.mark.long]
 KINDS = {"python", "js", "sh"}
 

@@ -16,7 +16,7 @@ import torch
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.engine import Engine
-from tests.clients.capable import capable_engine
+from tests.clients.capable import JOKE, capable_engine
 from tests.clients.guide import settings_of
 from tests.clients.own_environment import passes, run
 from tests.clients.programs import NODE, PROGRAMS, PYTHON
@@ -103,6 +103,15 @@ def test_qwen_code_runs_a_command(service: Served, tmp_path: Path) -> None:
     assert HELLO in printed
 
 
+def test_llm_answers_and_fills_a_schema(service: Served, tmp_path: Path) -> None:
+    (tmp_path / "extra-openai-models.yaml").write_text(settings("llm", "yaml", service))
+    environment = {"LLM_USER_PATH": str(tmp_path)}
+    llm = [PYTHON.with_name("llm"), "-m", "svc-chat"]
+    run([llm[0], "keys", "set", "service", "--value", service.key], tmp_path, environment)
+    assert "Paris" in run([*llm, "Name the capital of France."], tmp_path, environment)
+    assert json.loads(run([*llm, "--schema", "setup, punchline", "Tell a joke."], tmp_path, environment)) == JOKE
+
+
 EXAMPLES = [
     ("The capital of France is", [" Paris", " Rome"]),
     ("Two and two are", [" four", " five", " many"]),
@@ -127,6 +136,7 @@ metric_list: [{metric: acc}]
 def test_lm_evaluation_harness_scores_five_examples_as_transformers_does(
     tiny: Any, tiny_path: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "service").mkdir()
     with serve(tmp_path / "service", lambda: float_engine(tiny_path)) as service:
         data = [{"question": question, "choices": choices} for question, choices in EXAMPLES]
         (tmp_path / "five.jsonl").write_text("\n".join(json.dumps(line) for line in data))

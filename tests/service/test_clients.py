@@ -86,17 +86,18 @@ def test_a_parsed_reply_is_of_the_class_that_was_asked_for(client: OpenAI) -> No
 
 
 @pytest.mark.slow
-def test_the_sdk_for_node_passes_its_core_cases(service: Service) -> None:
+@pytest.mark.parametrize("file", ["core.test.js", "formats.test.js"])
+def test_the_sdks_for_node_pass_their_core_cases(service: Service, file: str) -> None:
     node = shutil.which("node")
     if node is None or not (NODE / "node_modules").exists():
-        pytest.skip("`make test` installs the SDK for Node where there is npm")
+        pytest.skip("`make test` installs the SDKs for Node where there is npm")
     keys = {
         "SERVICE_KEY": service.account("node").key,
         "EMPTY_KEY": service.account("node, empty", credit=None).key,
         "SLOW_KEY": service.account("node, slow", rpm=1).key,
     }
     done = subprocess.run(
-        [node, "--test", "core.test.js"],
+        [node, "--test", file],
         env={**os.environ, "SERVICE_URL": f"{service.base_url}/v1", **keys},
         cwd=NODE,
         capture_output=True,

@@ -51,6 +51,26 @@ for (const [name, model] of Object.entries(models)) {
     assert.ok(usage.inputTokens > 0 && usage.outputTokens > 0);
   });
 
+  // openai() refers to the items of stored responses, unless told not to store.
+  for (const store of name === "openai()" ? [true, false] : [true]) {
+    test(`${name}: a second turn, store: ${store}`, async () => {
+      const options = { model, ...loop, maxRetries: 0, providerOptions: { openai: { store } } };
+      const first = { role: "user", content: "What is the weather in Paris?" };
+      const { response } = await generateText({ ...options, messages: [first] });
+      const messages = [first, ...response.messages, { role: "user", content: "And in Rome?" }];
+      assert.equal((await generateText({ ...options, messages })).text, "The answer is sunny in Rome.");
+    });
+
+    test(`${name}: a turn after reasoning, store: ${store}`, async () => {
+      const options = { model, maxRetries: 0, providerOptions: { openai: { store } } };
+      const first = { role: "user", content: "Think: what is two times two?" };
+      const { response, text } = await generateText({ ...options, messages: [first] });
+      assert.equal(text, "4");
+      const messages = [first, ...response.messages, { role: "user", content: "Name the capital of France." }];
+      assert.equal((await generateText({ ...options, messages })).text, "The capital of France is Paris.");
+    });
+  }
+
   test(`${name}: an object of a schema`, async () => {
     const schema = z.object({ setup: z.string(), punchline: z.string() });
     const { object } = await generateObject({ model, schema, prompt: "Tell a joke.", maxRetries: 0 });

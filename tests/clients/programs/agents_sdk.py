@@ -75,6 +75,14 @@ async def test_a_second_turn_has_the_first_ones_items() -> None:
     assert second.final_output == "The answer is sunny in Rome."
 
 
+async def test_a_second_turn_may_name_the_first_ones_response() -> None:
+    first = await Runner.run(helper(), ASKED)
+    second = await Runner.run(helper(), "And in Rome?", previous_response_id=first.last_response_id)
+    assert second.final_output == "The answer is sunny in Rome."
+    sizes = [response.usage.input_tokens for response in (first.raw_responses[-1], second.raw_responses[-1])]
+    assert sizes[1] > sizes[0], "the second turn has the first one before it"
+
+
 async def test_an_output_type_is_enforced() -> None:
     agent = Agent(name="Joker", model="svc-chat", output_type=Joke)
     assert isinstance((await Runner.run(agent, "Tell a joke.")).final_output, Joke)

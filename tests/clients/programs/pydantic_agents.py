@@ -35,7 +35,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 async def test_a_tool_is_called_and_its_result_answers(model: Model) -> None:
     result = await Agent(model, instructions="Be short.", tools=[get_weather]).run(ASKED)
     assert result.output == "The answer is sunny in Paris."
-    usage = result.usage() if callable(result.usage) else result.usage
+    usage = result.usage
     assert usage.requests == 2
     assert usage.input_tokens > 0 < usage.output_tokens
 
