@@ -114,7 +114,7 @@ def test_a_price_takes_effect_at_its_time() -> None:
 
 
 def test_an_identifier_of_the_ledger_is_served_with_its_limits() -> None:
-    spec = ModelSpec(1000, 100, recommended_temperatures={"law": 0.2}, fallback="small")
+    spec = ModelSpec(1000, 100, recommended_temperatures={"law": 0.2}, fallback="small", aliases=("law-*",))
     both = {"svc-law": Traffic("svc-law", 8, {"law": 1}, 0.0, "ada", ""), **served().traffic}
     settings = GatewaySettings.model_validate({"models": {"svc-chat": {"backends": {"old": 100}, "price": PRICE}}})
     one = Catalogue(
@@ -127,6 +127,7 @@ def test_an_identifier_of_the_ledger_is_served_with_its_limits() -> None:
     )
     assert one.identifiers == ("svc-chat", "svc-law")
     assert one.served["svc-law"] == (1000, 100)
+    assert one.served.identifier_of("law-1") == "svc-law"
     assert one.behind("svc-law") == ("law", "small")
     assert one["svc-law"].price.input == "0.27"
     assert one.price("svc-law", 10.0) == Price(270, 70, 1100), "clocks of two machines differ"
