@@ -30,7 +30,7 @@ _SHORT = SamplingParams(2, min_tokens=2)
 #: The replies. An engine may compute each in another way; on a GPU also those with top_p with and without a seed.
 REPLIES: Final = {
     "plain": SamplingParams(8, min_tokens=8),
-    "temperature 0": replace(_SHORT, temperature=0.0),
+    "temperature 0": replace(_SHORT, temperature=0.0, stop_token_ids=(0,)),
     "top_p": replace(_SHORT, top_p=0.9),
     "top_k": replace(_SHORT, top_k=40),
     "top_p and top_k": replace(_SHORT, top_p=0.9, top_k=40),

@@ -41,6 +41,7 @@ class Choice:
     calls: list[Call] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
+    begins_with_call: bool = field(default=False, compare=False)
 
 
 @dataclass
@@ -147,10 +148,12 @@ def _add(reply: Reply, part: dict[str, Any]) -> None:
     assert list(part) == ["index", "delta", "logprobs", "finish_reason"]
     delta = part["delta"]
     if part["index"] not in reply.choices:
-        assert delta == {"role": "assistant", "content": ""}, "a choice opens with its role"
+        assert list(delta) == ["role", "content"], "a choice opens with its role"
+        assert delta["role"] == "assistant"
+        assert delta["content"] in ("", None)
         assert part["logprobs"] is None
         assert part["finish_reason"] is None
-        reply.choices[part["index"]] = Choice()
+        reply.choices[part["index"]] = Choice(begins_with_call=delta["content"] is None)
         return
     choice = reply.choices[part["index"]]
     assert choice.finish_reason is None, "nothing follows the finish chunk"
@@ -166,6 +169,8 @@ def _add(reply: Reply, part: dict[str, Any]) -> None:
     assert delta, "a delta that says nothing"
     assert set(delta) <= {"content", "reasoning_content", "tool_calls"}
     assert len(delta) == 1
+    if not (choice.content or choice.reasoning or choice.calls or choice.tokens):
+        assert choice.begins_with_call == ("tool_calls" in delta), "null content opens a reply of calls"
     if "reasoning_content" in delta:
         assert not choice.content
         assert not choice.calls

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from serve_app.api.chat_reply import DONE, ChunkEncoder, StreamedReply
+from serve_app.api.chat_reply import DONE, ChunkEncoder, StreamedReply, Usage
 from serve_app.contracts.generation import Bill, ChoiceEnded, Delta, Finished, GenerateCall, ReplyParts, SamplingParams
 from serve_app.contracts.money import Price
 from serve_app.engine.delivery import LoopSink
@@ -61,7 +61,8 @@ def streamed(
                     body += streamed.chunks(sent)
                 else:
                     assert isinstance(sent, Finished)
-                    return body + streamed.closing_chunks(sent.reason) + DONE
+                    usage = Usage(sent.prompt_tokens, sent.completion_tokens)
+                    return body + streamed.closing_chunks(sent.reason, usage) + DONE
     raise AssertionError("the reply has not ended")
 
 

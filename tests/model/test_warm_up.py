@@ -56,6 +56,7 @@ async def test_every_parameter_of_a_request_is_used_once_before_a_client_uses_it
     for field in {field.name for field in fields(SamplingParams)} - {
         "max_tokens",
         "stop",
+        "include_stop_str_in_output",
         "shown",
         "mark",
         "token_ids",
