@@ -28,6 +28,8 @@ from serve_app.model.tools.reasoning import markers_of
 
 Tools = tuple[dict[str, Any], ...]
 
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -60,6 +62,7 @@ class Dialect:
         template = chat.template
         self._chat = chat
         self._format = format_of(template) if tool_format == "auto" else TOOL_FORMATS[tool_format]
+        self._reasons = markers_of(template) is not None
         self._markers = markers_of(template) if reasoning == "auto" else None
 
     def prompt(self, call: GenerateCall) -> Prompt:
@@ -110,15 +113,16 @@ class Dialect:
         if not call.template_variables and call.reasoning_effort is None:
             return {}
         known = self._chat.variables
-        # False and null are what a template reads in a variable that it does not have.
-        given = {name: value for name, value in call.template_variables.items() if name in known or value}
-        if unknown := given.keys() - known:
-            raise UnknownVariable(min(unknown), known)
+        given = {name: value for name, value in call.template_variables.items() if name in known}
+        for name, value in call.template_variables.items():
+            # A model that does not reason has no switch for it, and turning it off changes nothing.
+            if name not in known and not (name in _SWITCHES and value is False and not self._reasons):
+                raise UnknownVariable(name, known)
         variables: dict[str, Any] = {}
         if (effort := call.reasoning_effort) is not None:
             if "reasoning_effort" in known:
                 variables["reasoning_effort"] = effort
-            variables |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in known}
+            variables |= {name: effort != "none" for name in _SWITCHES if name in known}
         return variables | dict(self._chat.literal(given))
 
     def prompts(self, call: GenerateCall) -> list[Prompt]:

@@ -36,7 +36,7 @@ def rendered(template: str, **fields: Any) -> str:
         (SWITCH, {"reasoning_effort": "high"}, "Hi|True"),
         (SWITCH, {"reasoning_effort": "none"}, "Hi|False"),
         (PLAIN, {"reasoning_effort": "high"}, "Hi"),
-        (PLAIN, {"template_variables": {"enable_thinking": False, "add_generation_prompt": None}}, "Hi"),
+        (PLAIN, {"template_variables": {"enable_thinking": False, "thinking": False}}, "Hi"),
     ],
 )
 def test_the_template_receives_its_variables(template: str, fields: dict[str, Any], text: str) -> None:
@@ -59,6 +59,12 @@ def test_a_variable_that_the_template_does_not_have_is_refused_with_those_it_has
         rendered(template, template_variables={name: "x"})
     assert f'no variable "{name}". {there_are}' in str(caught.value)
     assert str(caught.value).startswith("chat_template_kwargs: ")
+
+
+@pytest.mark.parametrize(("template", "value"), [(PLAIN, True), (PLAIN + "{# </think> #}", False)])
+def test_reasoning_without_a_switch_is_neither_turned_on_nor_off(template: str, value: bool) -> None:
+    with pytest.raises(UnknownVariable, match="enable_thinking"):
+        rendered(template, template_variables={"enable_thinking": value})
 
 
 def test_text_of_a_variable_is_never_a_control_token() -> None:
