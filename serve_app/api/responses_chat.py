@@ -175,7 +175,7 @@ def to_chat(parsed: Json, request: ResponsesRequest, served: ServedModels, store
     if request.resume:
         body["stream_options"] = {"resume": True}
     if request.max_output_tokens is not None:
-        body["max_tokens"] = min(request.max_output_tokens, served[request.model][1])
+        body["max_tokens"] = request.max_output_tokens
     if request.reasoning is not None and request.reasoning.effort is not None:
         body["reasoning_effort"] = request.reasoning.effort
     if request.wants_logprobs:

@@ -14,6 +14,7 @@ from serve_app.api import errors
 from serve_app.api.chat_request import Number, ServedModels
 from serve_app.api.codec import FirstFault, Shape, either, keywords, missing, quote, typed, wrong_type
 from serve_app.api.field_checks import Check, Range
+from serve_app.api.served_names import served_identifier
 from serve_app.api.tools_and_formats import _NAMED, MAX_TOOLS, invalid
 
 MAX_METADATA: Final = 16
@@ -563,8 +564,7 @@ def check_responses_request(parsed: Mapping[str, Any], served: ServedModels) -> 
     """Checks a body whose JSON is parsed. Raises ApiError: 400 for a wrong type, then 422 for a wrong value."""
     _refuse_crowds(parsed, served)
     request = typed(ResponsesRequest, {name: value for name, value in parsed.items() if value is not None})
-    if request.model not in served:
-        raise errors.model_not_found(request.model, served)
+    served_identifier(request.model, served)
     for name, rule in REFUSED.items():
         if parsed.get(name):
             raise invalid(name, rule)

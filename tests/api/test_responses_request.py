@@ -149,7 +149,7 @@ def test_fields_have_the_meaning_of_their_counterparts() -> None:
         seed=7,
         text={"format": {"type": "json_schema", "name": "s", "schema": schema, "strict": True}, "verbosity": "low"},
     )
-    assert (chat.temperature, chat.top_p, chat.max_tokens, chat.seed, chat.stream) == (0.5, 0.9, 4096, 7, True)
+    assert (chat.temperature, chat.top_p, chat.max_tokens, chat.seed, chat.stream) == (0.5, 0.9, 100_000, 7, True)
     assert (chat.logprobs, chat.top_logprobs, chat.parallel_tool_calls) == (True, 2, False)
     expected = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
     assert chat.response_format == expected

@@ -84,10 +84,35 @@ async def test_a_variable_that_the_template_lacks_is_422_and_costs_nothing(world
 # Aliases
 
 
-async def test_an_alias_is_answered_billed_and_logged_as_its_identifier(world: World) -> None:
+def with_aliases(*aliases: str) -> Catalogue:
     models = {**FULL_SETTINGS["models"]}
-    models["svc-chat"] = {**models["svc-chat"], "aliases": ["gpt-4o", "claude-*"]}
-    world.services.catalogue = Catalogue(GatewaySettings.model_validate({**FULL_SETTINGS, "models": models}))
+    models["svc-chat"] = {**models["svc-chat"], "aliases": list(aliases)}
+    return Catalogue(GatewaySettings.model_validate({**FULL_SETTINGS, "models": models}))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completions", {"prompt": "Hi", "max_tokens": 10**6}),
+        ("/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 10**6}),
+        ("/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/responses", {"input": "Hi", "max_output_tokens": 10**6}),
+        ("/responses/input_tokens", {"input": "Hi"}),
+        ("/tokenize", {"prompt": "Hi"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+    ],
+)
+async def test_an_alias_stands_for_its_identifier_in_every_format(
+    world: World, path: str, body: dict[str, Any]
+) -> None:
+    world.services.catalogue = with_aliases("gpt-4o")
+    call = await Call(world, path=path, body={"model": "gpt-4o", **body}).done()
+    assert (call.status, call.json.get("model", "svc-chat")) == (200, "svc-chat")
+    assert {call.bill.model for call in world.backends.calls} <= {"svc-chat"}
+
+
+async def test_an_alias_is_answered_billed_and_logged_as_its_identifier(world: World) -> None:
+    world.services.catalogue = with_aliases("gpt-4o", "claude-*")
     for alias in ("gpt-4o", "claude-sonnet"):
         call = await Call(world, model=alias).done()
         assert (call.status, call.json["model"]) == (200, "svc-chat")
