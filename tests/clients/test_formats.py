@@ -210,12 +210,11 @@ async def test_a_spent_rate_is_a_rate_limit_error_that_says_when(
     assert 0 < int(refused.value.response.headers["retry-after-ms"]) <= 60_000
 
 
-@ways
 @each
-async def test_a_service_without_a_backend_is_overloaded(formats: dict[str, Format], name: str, way: str) -> None:
+async def test_a_service_without_a_backend_is_overloaded(formats: dict[str, Format], name: str) -> None:
     format = formats[name]
     with pytest.raises(format.errors.InternalServerError) as refused:
-        await ask(format, way, dataclasses.replace(ASKED, model="svc-full"))
+        await format.streamed(dataclasses.replace(ASKED, model="svc-full"))
     assert refused.value.status_code == (529 if name == "messages" else 503)
 
 

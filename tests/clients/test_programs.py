@@ -44,7 +44,7 @@ def program(name: str, *arguments: str, folder: Path, **environment: str) -> str
     home = folder / "home"
     home.mkdir()
     names = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
-    places = dict.fromkeys(names, str(home)) | {"HOME": str(home)}
+    places = dict.fromkeys(names, str(home)) | {"HOME": str(home), "PWD": str(folder)}
     return run([NODE / name, *arguments], folder, {**places, **environment})
 
 
