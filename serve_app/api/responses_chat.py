@@ -42,6 +42,8 @@ from serve_app.api.tools_and_formats import invalid
 ID_PREFIX: Final = "resp_"
 MAX_REFERENCES: Final = 32
 _MAX_NAME: Final = 64
+_MAX_NAMESPACE: Final = 256
+_MAX_NAMESPACE_DESCRIPTION: Final = 16 * 1024
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
 _ITEM_ID: Final = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]+")
 EXTENSIONS: Final = (
@@ -246,7 +248,7 @@ class _Turns:
     """Collects items as chat messages."""
 
     def __init__(self) -> None:
-        self.messages: list[Json] = []
+        self.messages: list[Json] = []  # texts of the last one may be lists of pieces
 
     def add(self, item: Item) -> None:
         if isinstance(item, InputMessage):
@@ -265,33 +267,38 @@ class _Turns:
         """Adds a message. Instructions at the beginning become one message: many templates allow only one."""
         if role == "assistant":
             self._join("content", text)
-        elif role != "user" and [message["role"] for message in self.messages] == ["system"]:
-            self.messages[0]["content"] += f"\n\n{text}"
+        elif role != "user" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"].append(text)
         else:
-            self._append({"role": "user" if role == "user" else "system", "content": text})
+            self._append({"role": "user" if role == "user" else "system", "content": [text]})
 
     def end(self) -> list[Json]:
         """Returns the messages. Reasoning that neither text nor calls follow is left out, as templates do."""
-        self._drop_reasoning()
+        self._close()
         return self.messages
 
     def _append(self, message: Json) -> None:
-        self._drop_reasoning()
+        self._close()
         self.messages.append(message)
 
-    def _drop_reasoning(self) -> None:
-        if self.messages and self.messages[-1].keys() == {"role", "reasoning_content"}:
+    def _close(self) -> None:
+        """Ends the last message: joins its pieces, or drops it if it is only reasoning."""
+        last = self.messages[-1] if self.messages else {}
+        if last.keys() == {"role", "reasoning_content"}:
             self.messages.pop()
+            return
+        for name in ("content", "reasoning_content"):
+            if isinstance(last.get(name), list):
+                last[name] = ("\n\n" if last["role"] == "system" else "\n").join(last[name])
 
     def _turn(self) -> Json:
         """Returns the assistant's message that is being collected."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant"})
+            self._append({"role": "assistant"})
         return self.messages[-1]
 
     def _join(self, name: str, text: str) -> None:
-        turn = self._turn()
-        turn[name] = f"{turn[name]}\n{text}" if name in turn else text
+        self._turn().setdefault(name, []).append(text)  # joined at the end: there may be thousands
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -306,10 +313,11 @@ def model_name(name: str, namespace: str | None) -> str:
     """Returns the name by which the model reads a tool: at most 64 characters, also with a namespace."""
     if namespace is None:
         return name
-    joined = _NOT_IN_A_NAME.sub("_", f"{namespace.rstrip('_')}__{name}")
-    if len(joined) <= _MAX_NAME:
-        return joined
-    return f"{joined[: _MAX_NAME - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
+    joined = f"{namespace.rstrip('_')}__{name}"
+    shown = _NOT_IN_A_NAME.sub("_", joined[: _MAX_NAME + 1])
+    if len(shown) <= _MAX_NAME:
+        return shown
+    return f"{shown[: _MAX_NAME - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
 
 
 def _tools(given: Sequence[Tool]) -> Tools:
@@ -319,6 +327,7 @@ def _tools(given: Sequence[Tool]) -> Tools:
         if isinstance(tool, OtherTool):
             _omit(tools, tool.type)
         elif isinstance(tool, NamespaceTool):
+            _check_namespace(f"tools[{at}]", tool)
             inner_tools: list[Json] = []
             for number, inner in enumerate(tool.tools):
                 if isinstance(inner, OtherTool):
@@ -330,6 +339,16 @@ def _tools(given: Sequence[Tool]) -> Tools:
         else:
             tools.echoed.append(_add_tool(tools, f"tools[{at}]", tool))
     return tools
+
+
+def _check_namespace(field: str, tool: NamespaceTool) -> None:
+    """Checks the texts that each tool of a namespace repeats. Raises ApiError (422)."""
+    for name, text, most in (
+        ("name", tool.name, _MAX_NAMESPACE),
+        ("description", tool.description or "", _MAX_NAMESPACE_DESCRIPTION),
+    ):
+        if len(text) > most:
+            raise invalid(f"{field}.{name}", f"must have at most {most} characters, but it has {len(text)}")
 
 
 def _omit(tools: Tools, kind: str) -> None:
