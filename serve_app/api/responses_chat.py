@@ -14,8 +14,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import PrivateAttr
 
+from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest, ServedModels, check_chat_request
-from serve_app.api.codec import FirstFault, Shape, parse_object, quote, typed
+from serve_app.api.codec import FirstFault, Shape, encode_json, parse_object, quote, typed
 from serve_app.api.errors import ApiError
 from serve_app.api.responses_request import (
     AnyItem,
@@ -41,6 +42,7 @@ from serve_app.api.tools_and_formats import invalid
 
 ID_PREFIX: Final = "resp_"
 MAX_REFERENCES: Final = 32
+MAX_REFERRED: Final = 4 * 1024 * 1024  # bytes of the items that a request refers to, as JSON
 _MAX_NAME: Final = 64
 _MAX_NAMESPACE: Final = 256
 _MAX_NAMESPACE_DESCRIPTION: Final = 16 * 1024
@@ -70,6 +72,7 @@ class StoredConversation:
 
     items: Sequence[Json]
     response: Json
+    size: int = field(default=0, compare=False)  # bytes of its JSON
 
 
 Stored = Mapping[str, StoredConversation]
@@ -164,7 +167,7 @@ def item_not_found(field: str, item_id: str) -> ApiError:
 def to_chat(parsed: Json, request: ResponsesRequest, served: ServedModels, stored: Stored) -> ResponsesChat:
     """Returns the request in the chat format. Raises ApiError with the names of this format."""
     tools = _tools(request.tools)
-    items, typed_items = _conversation(parsed, request, stored)
+    items, typed_items = _conversation(parsed, request, served, stored)
     body: Json = {name: parsed[name] for name in EXTENSIONS if parsed.get(name) is not None}
     sent = request.model_fields_set
     body |= {name: getattr(request, name) for name in ("temperature", "top_p") if name in sent}
@@ -202,21 +205,26 @@ class _Items(Shape):
     items: Annotated[list[AnyItem], FirstFault()]
 
 
-def _conversation(parsed: Json, request: ResponsesRequest, stored: Stored) -> tuple[list[Json], list[Item]]:
+def _conversation(
+    parsed: Json, request: ResponsesRequest, served: ServedModels, stored: Stored
+) -> tuple[list[Json], list[Item]]:
     """Returns all items as JSON and typed: those of the previous response, then those of the input."""
     items: list[Json] = []
     if (previous := request.previous_response_id) is not None:
         if (found := stored.get(previous)) is None:
             raise previous_response_not_found(previous)
         items += [*found.items, *found.response["output"]]
+        longest = max(context for context, _ in served.values())
+        if len(items) > longest:
+            raise errors.context_length_exceeded(0, longest)
     typed_items = _typed(items)
     if isinstance(request.input, str):
         message = {"type": "message", "role": "user", "content": request.input}
         return [*items, message], [*typed_items, *_typed([message])]
+    referred = _Referred(stored)
     for at, (item, given) in enumerate(zip(request.input, parsed["input"], strict=True)):
         if isinstance(item, ItemReference):
-            given = _referred(f"input[{at}].id", item.id, stored)
-            [item] = _typed([given])
+            given, item = referred.find(f"input[{at}].id", item.id)
         items.append(given)
         typed_items.append(item)
     return items, typed_items
@@ -226,13 +234,32 @@ def _typed(items: Sequence[Json]) -> list[Item]:
     return typed(_Items, {"items": list(items)}).items if items else []
 
 
-def _referred(field: str, item_id: str, stored: Stored) -> Json:
-    matched = _ITEM_ID.fullmatch(item_id)
-    found = None if matched is None else stored.get(ID_PREFIX + matched[1])
-    for item in () if found is None else (*found.items, *found.response["output"]):
-        if item.get("id") == item_id:
-            return dict(item)
-    raise item_not_found(field, item_id)
+class _Referred:
+    """The stored items that a request refers to. A short body may refer to a long item thousands of times."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._left = MAX_REFERRED
+        self._found: dict[str, tuple[Json, Item, int]] = {}  # by id, with the size
+
+    def find(self, field: str, item_id: str) -> tuple[Json, Item]:
+        """Returns an item as JSON and typed. Raises ApiError (422)."""
+        if item_id not in self._found:
+            self._found[item_id] = self._read(field, item_id)
+        given, item, size = self._found[item_id]
+        self._left -= size
+        if self._left < 0:
+            raise invalid("input", f"must not refer to items of more than {MAX_REFERRED} bytes together")
+        return given, item
+
+    def _read(self, field: str, item_id: str) -> tuple[Json, Item, int]:
+        matched = _ITEM_ID.fullmatch(item_id)
+        found = None if matched is None else self._stored.get(ID_PREFIX + matched[1])
+        for item in () if found is None else (*found.items, *found.response["output"]):
+            if item.get("id") == item_id:
+                [checked] = _typed([item])
+                return item, checked, len(encode_json(item))
+        raise item_not_found(field, item_id)
 
 
 def _messages(request: ResponsesRequest, items: Sequence[Item]) -> list[Json]:
