@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.admin import stored_responses
 from serve_app.contracts.books import RESPONSE_LOST_S
-from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started, TokenLogprob
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway import background, responses_endpoint
 from tests.gateway.connections import Call
@@ -140,8 +140,22 @@ async def test_a_run_that_fails_says_so_and_is_not_billed(world: World, ask: Cal
     response_id = (await begun(world)).json["id"]
     gate.set()
     failed = await ended(ask, response_id)
-    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert (failed["status"], failed["error"]["code"], failed["output"]) == ("failed", "server_error", [])
     await settled(world, requests=1, spent=0)
+
+
+async def test_a_run_that_is_billed_can_be_read_however_large_its_log_probabilities_are(
+    world: World, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.api.stored_responses.MAX_JSON", 8192)
+    tokens = tuple(TokenLogprob(number, "x", b"x", -1.0) for number in range(200))
+    world.backends.play([Started(10, 0), Delta("x" * 200, 200, tokens), Finished(FinishReason.STOP, 10, 0, 200)])
+    last = await ended(ask, (await begun(world, top_logprobs=1)).json["id"])
+    assert (last["status"], last["output"][0]["content"][0]["text"]) == ("completed", "x" * 200)
+    await settled(world, requests=1, spent=price(10, 200))
+    call = await begun(world, input="y" * 8192)
+    assert (call.status, call.json["error"]["param"]) == (422, "background")
+    await settled(world, requests=1, spent=price(10, 200))
 
 
 async def test_a_run_whose_replica_is_lost_runs_again_under_the_same_id(world: World, ask: Callable[..., Any]) -> None:

@@ -315,3 +315,22 @@ async def test_a_count_has_the_errors_of_the_request(world: World) -> None:
     body = {"model": "svc-chat", "input": "Hi", "previous_response_id": "resp_1"}
     call = await Call(world, path="/responses/input_tokens", body=body).done()
     assert (call.status, call.json["error"]["code"]) == (404, "previous_response_not_found")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_is_too_large_to_be_stored_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("serve_app.api.stored_responses.MAX_JSON", 100)
+    call = await responses_call(world, stream=stream).done()
+    assert (events(call)[-1]["response"] if stream else call.json)["store"] is False
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_a_reply_that_repeats_a_number_beyond_all_bounds_is_json(world: World) -> None:
+    tool = {"type": "custom", "name": "patch", "format": {"x": "number"}}
+    call = responses_call(world, tools=[tool])
+    call._request = call._request.replace(b'"number"', b"1e999")
+    await call.done()
+    assert b"Infinity" not in call.body
+    assert call.json["tools"][0]["format"]["x"] > 1e300
