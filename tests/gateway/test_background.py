@@ -100,6 +100,20 @@ async def test_another_gateway_cancels_a_run_and_what_was_produced_is_billed(
     assert (await ask("DELETE", response_id)).status_code == 200
 
 
+async def test_a_run_that_takes_long_to_end_in_the_ledger_is_cancelled_once(
+    world: World, ask: Callable[..., Any]
+) -> None:
+    world.backends.play([Started(10, 0), Delta("Hel", 1), asyncio.Event()])
+    response_id = (await begun(world)).json["id"]
+    gate = world.accounting.wire_call.hold["EndResponse"] = asyncio.Event()
+    cancelling = asyncio.create_task(ask("POST", f"{response_id}/cancel"))
+    await world.accounting.wire_call.seen("EndResponse").wait()
+    await asyncio.sleep(0.1)  # several beats
+    gate.set()
+    assert (await cancelling).json()["status"] == "cancelled"
+    assert (await ask("GET", response_id)).json()["output"][0]["content"][0]["text"] == "Hel"
+
+
 async def test_a_run_that_waits_for_a_replica_is_queued_and_cancelled_free_of_charge(
     world: World, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
