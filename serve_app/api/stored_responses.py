@@ -34,10 +34,11 @@ def encode_stored(items: Sequence[Json], response: Json, room: float = 1.0) -> b
     Raises TooLarge above this part of MAX_BYTES or MAX_JSON.
     """
     digits = digits_of(response["id"])
-    kept = [
-        {**item, "id": item.get("id") or f"{_KINDS.get(item.get('type', ''), 'msg')}_{digits}_i{at}"}
-        for at, item in enumerate(items)
-    ]
+    kept = []
+    for at, item in enumerate(items):
+        given = item.get("id")
+        new = f"{_KINDS.get(item.get('type', ''), 'msg')}_{digits}_i{at}"
+        kept.append({**item, "id": given if given and isinstance(given, str) else new})
     encoded = encode_json({"items": kept, "response": response})
     if len(encoded) > room * MAX_JSON:
         raise TooLarge

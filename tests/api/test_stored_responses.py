@@ -66,6 +66,9 @@ def test_every_stored_item_has_an_id_and_keeps_one_that_it_has() -> None:
     assert len(set(ids)) == len(ITEMS)
     again = decode_stored(encode_stored(kept.items, {"id": "resp_" + "b" * 32, "output": []}))
     assert [item["id"] for item in again.items] == ids
+    odd = [{"role": "user", "content": "Hi", "id": given} for given in ({}, 5, None, "")]
+    found = decode_stored(encode_stored(odd, {"id": FIRST, "output": []})).items
+    assert [item["id"] for item in found] == [f"msg_{'a' * 32}_i{at}" for at in range(4)]
 
 
 def test_a_conversation_that_compresses_well_is_not_stored_if_it_is_long() -> None:
