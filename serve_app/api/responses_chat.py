@@ -18,6 +18,7 @@ from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest, ServedModels, check_chat_request
 from serve_app.api.codec import FirstFault, Shape, encode_json, parse_object, quote, typed
 from serve_app.api.errors import ApiError
+from serve_app.api.json_schemas import MAX_BYTES_OF_TOOLS
 from serve_app.api.responses_request import (
     AnyItem,
     CustomTool,
@@ -37,8 +38,8 @@ from serve_app.api.responses_request import (
     ToolChoice,
     check_responses_request,
 )
+from serve_app.api.tools_and_formats import MAX_TOOLS, invalid
 from serve_app.api.tools_and_formats import _check_name as check_name
-from serve_app.api.tools_and_formats import invalid
 
 ID_PREFIX: Final = "resp_"
 MAX_REFERENCES: Final = 32
@@ -89,7 +90,7 @@ class NamedTool:
     field: str = ""  # such as tools[2]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tools:
     """The tools of a request. `names` has them by the name that the model reads, in the order of `functions`."""
 
@@ -97,6 +98,7 @@ class Tools:
     names: dict[str, NamedTool] = field(default_factory=dict)
     echoed: list[Json] = field(default_factory=list)
     omitted: list[str] = field(default_factory=list)  # types, each once
+    bytes_of_formats: int = 0  # of custom tools, as JSON: the reply repeats them
 
 
 class ResponsesChat(ChatRequest):
@@ -406,7 +408,11 @@ def _add_tool(
             "properties": {"input": {"type": "string", "description": "The input of the tool, as text."}},
             "required": ["input"],
         }
-        echoed |= {"format": tool.format} if tool.format is not None else {}
+        if tool.format is not None:
+            echoed["format"] = tool.format
+            tools.bytes_of_formats += len(encode_json(tool.format))
+            if tools.bytes_of_formats > MAX_BYTES_OF_TOOLS:
+                raise invalid(f"{field}.format", f"must be at most {MAX_BYTES_OF_TOOLS} bytes for all tools together")
     function["description"] = "\n\n".join(text for text in about if text) or None
     tools.functions.append({"type": "function", "function": function})
     return echoed
@@ -431,6 +437,8 @@ def _choice(choice: str | ToolChoice | None, tools: Tools) -> Json:
         name = _named("tool_choice.name", choice.type, choice.name or "", choice.namespace, tools)
         return {"tools": tools.functions, "tool_choice": {"type": "function", "function": {"name": name}}}
     wanted = []
+    if len(choice.tools or ()) > MAX_TOOLS:
+        raise invalid("tool_choice.tools", f"must be at most {MAX_TOOLS}, but there are {len(choice.tools or ())}")
     for at, one in enumerate(choice.tools or ()):
         if one.type in ("function", "custom"):
             wanted.append(_named(f"tool_choice.tools[{at}].name", one.type, one.name or "", one.namespace, tools))

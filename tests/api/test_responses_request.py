@@ -250,6 +250,16 @@ def test_thousands_of_items_are_joined_in_linear_time() -> None:
     assert time.process_time() - began < 2  # seconds; each took longer when each item copied what came before
 
 
+def test_custom_formats_and_allowed_tools_are_bounded() -> None:
+    tools = [CUSTOM | {"name": name, "format": {"definition": "x" * 70_000}} for name in ("a", "b")]
+    parsed(tools=tools[:1])
+    error = refusal(tools=tools)
+    assert (error.status, error.param) == (422, "tools[1].format")
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}] * 129}
+    error = refusal(tools=[FUNCTION], tool_choice=choice)
+    assert (error.status, error.param) == (422, "tool_choice.tools")
+
+
 @pytest.mark.parametrize(("field", "value"), [("name", "n" * 257), ("description", "d" * 16_385)])
 def test_texts_that_each_tool_of_a_namespace_repeats_are_short(field: str, value: str) -> None:
     namespace = NAMESPACE | {field: value}
