@@ -299,11 +299,8 @@ class ReplyToRequest:
 
 async def aside(body: bytes, work: Callable[[], Result]) -> Result:
     """Runs work on a body. If it takes long, it runs outside the event loop."""
-    return work() if parses_in_a_moment(body) else await off_loop(work)
-
-
-async def off_loop(work: Callable[[], Result]) -> Result:
-    """Runs work outside the event loop."""
+    if parses_in_a_moment(body):
+        return work()
     return await asyncio.get_running_loop().run_in_executor(PARSING, work)
 
 

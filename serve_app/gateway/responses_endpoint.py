@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -45,7 +46,7 @@ from serve_app.gateway.exchange import Exchange
 from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.refusal_errors import restarting
-from serve_app.gateway.reply_endpoint import Encoder, ReplyEndpoint, ReplyToRequest, Result, aside, head_of, off_loop
+from serve_app.gateway.reply_endpoint import Encoder, ReplyEndpoint, ReplyToRequest, Result, aside, head_of
 from serve_app.gateway.reruns import RunsAgain
 from serve_app.gateway.services import Services
 from serve_app.gateway.settlements import Settlements
@@ -57,8 +58,15 @@ logger = logging.getLogger("ray.serve")
 BEGIN_S = 3.0  # after this time a request in the background that waits for a replica gets its reply
 END_TRIES: Final = 10
 END_PAUSE_S: Final = 2.0
+# Stored conversations may be long however short a body is. Bodies that are being parsed do not delay them.
+_STORED: Final = ThreadPoolExecutor(max_workers=2, thread_name_prefix="stored")
 LOOK_UPS_PER_MINUTE: Final = 3000
 """Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held."""
+
+
+async def off_loop(work: Callable[[], Result]) -> Result:
+    """Runs work on a stored conversation outside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_STORED, work)
 
 
 async def find_stored(settlements: Settlements, account_id: str, response_ids: Sequence[str]) -> Stored:
@@ -99,7 +107,7 @@ class InputTokensEndpoint(TokenEndpoint):
 
 
 async def _with_stored(body: bytes, stored: Stored, work: Callable[[], Result]) -> Result:
-    """Does the same as `aside`. Stored conversations may be long however short the body is."""
+    """Does the same as `aside`, outside the event loop if anything is stored."""
     return await (off_loop(work) if stored else aside(body, work))
 
 
