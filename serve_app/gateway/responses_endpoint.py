@@ -61,7 +61,11 @@ END_PAUSE_S: Final = 2.0
 # Stored conversations may be long however short a body is. Bodies that are being parsed do not delay them.
 _STORED: Final = ThreadPoolExecutor(max_workers=2, thread_name_prefix="stored")
 LOOK_UPS_PER_MINUTE: Final = 3000
-"""Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held."""
+"""Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held.
+
+Each further LOOK_UP_BYTES of a response count as one more.
+"""
+LOOK_UP_BYTES: Final = 64 * 1024
 
 
 async def off_loop(work: Callable[[], Result]) -> Result:
@@ -85,6 +89,7 @@ async def find_stored(settlements: Settlements, account_id: str, response_ids: S
         if stored is not None and stored.beat_at is not None:
             raise invalid("previous_response_id", f"must be a response that has ended, and {response_id} has not")
         if stored is not None:
+            settlements.replays.charge(*[limit] * (len(stored.body) // LOOK_UP_BYTES))
             left = MAX_JSON - sum(conversation.size for conversation in found.values())
             try:
                 found[response_id] = await off_loop(partial(decode_stored, stored.body, left))

@@ -26,6 +26,7 @@ from serve_app.contracts.generation import (
     Text,
 )
 from serve_app.contracts.ports import BackendUnavailable
+from serve_app.gateway import responses_endpoint
 from tests.gateway.connections import Call
 from tests.gateway.world import World, price, says, settled, until
 
@@ -334,3 +335,12 @@ async def test_a_reply_that_repeats_a_number_beyond_all_bounds_is_json(world: Wo
     await call.done()
     assert b"Infinity" not in call.body
     assert call.json["tools"][0]["format"]["x"] > 1e300
+
+
+async def test_long_stored_responses_count_as_several_look_ups(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_endpoint, "LOOK_UPS_PER_MINUTE", 10)
+    monkeypatch.setattr(responses_endpoint, "LOOK_UP_BYTES", 100)
+    text = "".join(map(chr, range(0x4E00, 0x5000)))  # hardly compressible
+    first = (await responses_call(world, input=text).done()).json["id"]
+    statuses = [(await responses_call(world, previous_response_id=first).done()).status for _ in range(2)]
+    assert statuses == [200, 429]
