@@ -320,6 +320,9 @@ class Run:
     async def _generate(self, exchange: Exchange) -> bytes:
         await exchange.begin()
         if exchange.replayed is not None:
+            if self._is_due:  # its client has got a new id
+                message = "the request was answered before: send it again with the same idempotency-key"
+                raise errors.overloaded(message, retry_after_s=1)
             return exchange.replayed
         self.has_begun.set()
         while not isinstance(event := await exchange.next_event(), Finished):

@@ -223,6 +223,25 @@ async def test_a_retry_with_an_idempotency_key_gets_the_response_that_has_ended(
     await settled(world, requests=1, spent=price(10, 1))
 
 
+async def test_a_retry_that_is_recognized_late_ends_and_the_next_gets_the_response(
+    world: World, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await begun(world, sends={"idempotency-key": "k"})
+    await ended(ask, first.json["id"])
+    monkeypatch.setattr(responses_endpoint, "BEGIN_S", 0.01)
+    gate = world.accounting.wire_call.hold["FindReply"] = asyncio.Event()
+    late = (await begun(world, sends={"idempotency-key": "k"})).json
+    assert late["status"] == "queued"
+    gate.set()
+    failed = await ended(ask, late["id"])
+    assert failed["status"] == "failed"
+    assert "same idempotency-key" in failed["error"]["message"]
+    monkeypatch.setattr(responses_endpoint, "BEGIN_S", 60.0)
+    again = await begun(world, sends={"idempotency-key": "k"})
+    assert (again.json["id"], again.json["status"]) == (first.json["id"], "completed")
+    await settled(world, requests=1, spent=price(10, 2))
+
+
 async def test_a_run_is_not_begun_without_the_ledger(world: World) -> None:
     gate = world.accounting.wire_call.hold["BeginResponse"] = asyncio.Event()
     world.accounting.wire_call.down("BeginResponse")
