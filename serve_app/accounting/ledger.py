@@ -117,7 +117,11 @@ class Ledger:
             return steps(self._database, command, self._now())
         write = WRITES[type(command)]
         with self._database.transaction() as transaction:
-            return write(transaction, command, self._now())
+            answer: Answer = write(transaction, command, self._now())
+            if isinstance(command, commands.BeginResponse | commands.EndResponse):
+                written = [(command.account_id, len(command.response.body))]
+                self._responses.enforce(transaction.connection, written)
+            return answer
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | SettlementRejected]:
         """Charges and records up to 1000 finished requests in one transaction. Returns the answers in the same order.

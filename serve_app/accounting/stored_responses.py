@@ -25,6 +25,7 @@ from serve_app.contracts.commands import (
     EndResponse,
     FindResponse,
 )
+from serve_app.contracts.errors import InvalidValue
 
 MAX_BODY = 8 * 2**20  # bytes
 _YEAR_10000 = 253402300800.0
@@ -48,6 +49,11 @@ def why_not_kept(response: StoredResponse) -> str | None:
     if not isinstance(expires_at, int | float) or not 0 <= expires_at < _YEAR_10000:
         return f"expires_at {expires_at!r}: expected Unix seconds"
     return None
+
+
+def _check(response: StoredResponse) -> None:
+    if reason := why_not_kept(response):
+        raise InvalidValue(reason)
 
 
 def response_row(settlement: Settlement, response: StoredResponse, now: float) -> dict[str, Any]:
@@ -97,6 +103,7 @@ def delete_response(transaction: Transaction, wanted: DeleteResponse, now: float
 
 @writes(BeginResponse)
 def begin_response(transaction: Transaction, wanted: BeginResponse, now: float) -> None:
+    _check(wanted.response)
     own = {"account_id": wanted.account_id, "created_at": now, "beat_at": now, "cancelled_at": None}
     insert_if_new(transaction.connection, responses, asdict(wanted.response) | own)
 
@@ -124,6 +131,7 @@ def cancel_response(transaction: Transaction, wanted: CancelResponse, now: float
 @writes(EndResponse)
 def end_response(transaction: Transaction, wanted: EndResponse, now: float) -> bool:
     ended = wanted.response
+    _check(ended)
     its = (
         equals(responses.c.account_id, wanted.account_id),
         equals(responses.c.response_id, ended.response_id),

@@ -61,7 +61,7 @@ async def get_response(admin: AdminServices, response_id: str, query: ResponseQu
         raise errors.invalid_parameters(
             "stream: a stored response is not streamed. Leave it out: the answer is the whole response", param="stream"
         )
-    return _json((await _find(admin, identity, response_id)).response)
+    return await _json((await _find(admin, identity, response_id)).response)
 
 
 @endpoint("DELETE", "/responses/{response_id}", "Delete a stored response", success="It is deleted.")
@@ -82,7 +82,7 @@ async def cancel_response(admin: AdminServices, response_id: str, identity: Iden
     found = await admin.run(commands.CancelResponse(identity.account_id, response_id))
     if found is None:
         raise _not_found(response_id)
-    if found.beat_at is None and not decode_stored(found.body).response["background"]:
+    if found.beat_at is None and not (await asyncio.to_thread(decode_stored, found.body)).response["background"]:
         raise errors.invalid_parameters(
             "response_id: only a response with background: true can be cancelled. To cancel another request, close its "
             "connection",
@@ -94,7 +94,7 @@ async def cancel_response(admin: AdminServices, response_id: str, identity: Iden
             break
         await asyncio.sleep(POLL_S)
         shown = await _find(admin, identity, response_id)
-    return _json(shown.response)
+    return await _json(shown.response)
 
 
 @endpoint(
@@ -108,7 +108,7 @@ async def list_input_items(admin: AdminServices, response_id: str, query: ItemsQ
     page = list_items(found.items, order=query.order, after=query.after, limit=query.limit)
     if page is None:
         raise errors.invalid_parameters(f"after: the response has no item {quote(query.after or '')}", param="after")
-    return _json(page)
+    return await _json(page)
 
 
 async def _find(admin: AdminServices, identity: Identity, response_id: str) -> StoredConversation:
@@ -116,7 +116,7 @@ async def _find(admin: AdminServices, identity: Identity, response_id: str) -> S
     found = await admin.run(commands.FindResponse(identity.account_id, response_id))
     if found is None:
         raise _not_found(response_id)
-    stored = decode_stored(found.body)
+    stored = await asyncio.to_thread(decode_stored, found.body)  # a long conversation takes milliseconds
     if found.is_lost(admin.now()):
         error = {"code": "server_error", "message": "The gateway of this response was lost. Send the request again."}
         return replace(stored, response=stored.response | {"status": "failed", "error": error})
@@ -130,5 +130,5 @@ def _not_found(response_id: str) -> errors.ApiError:
     )
 
 
-def _json(value: Any) -> Response:
-    return Response(encode_json(value), media_type="application/json")
+async def _json(value: Any) -> Response:
+    return Response(await asyncio.to_thread(encode_json, value), media_type="application/json")

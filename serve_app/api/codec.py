@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, ValidationError
@@ -15,7 +17,8 @@ from serve_app.api import errors
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _encode_str = json.JSONEncoder(ensure_ascii=False).encode
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_GREATEST: Final = sys.float_info.max
 
 MAX_ITEMS: Final = 100_000  # per body; any conversation of 32768 tokens has fewer
 _MOMENT_BYTES: Final = 64 * 1024
@@ -259,7 +262,7 @@ def quote(text: str) -> str:
 
 def encode_json(value: Any) -> bytes:
     """Encodes JSON without spaces, as UTF-8. A lone surrogate becomes U+FFFD, a surrogate pair its character."""
-    return _utf8(_encode(value))
+    return _utf8(_encoded(value))
 
 
 def encode_text(text: str) -> bytes:
@@ -269,7 +272,23 @@ def encode_text(text: str) -> bytes:
 
 def encode_line(value: Any) -> bytes:
     """Encodes as `encode_json` does, without any character that a line splitter could read as a line end."""
-    return _utf8(_unbroken(_encode(value)))
+    return _utf8(_unbroken(_encoded(value)))
+
+
+def _encoded(value: Any) -> str:
+    try:
+        return _encode(value)
+    except ValueError:
+        return _encode(_with_finite(value))
+
+
+def _with_finite(value: Any) -> Any:
+    """Returns a value with the greatest number in place of infinity, which the parser returns for 1e999."""
+    if isinstance(value, float):
+        return None if isnan(value) else min(max(value, -_GREATEST), _GREATEST)
+    if isinstance(value, dict):
+        return {name: _with_finite(one) for name, one in value.items()}
+    return [_with_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _unbroken(encoded: str) -> str:

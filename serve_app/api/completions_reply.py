@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -82,6 +83,11 @@ class Logprobs:
     def __init__(self) -> None:
         self._offsets = TokenOffsets()
         self._is_first_of_prompt = True
+
+    def copy(self) -> Logprobs:
+        copied = copy(self)
+        copied._offsets = copy(self._offsets)
+        return copied
 
     def add(self, text: str, tokens: Sequence[TokenLogprob], *, of_prompt: bool = False) -> dict[str, Any]:
         """Returns the object for the next piece of text and its tokens. The first token of a prompt has no value."""
@@ -169,15 +175,21 @@ class WholeCompletion:
     def add_event(self, event: ReplyEvent) -> None:
         if isinstance(event, ChoiceEnded):
             self._choices[event.choice].reason = event.reason
-        for piece in pieces_of(event, self._request):
+        pieces = pieces_of(event, self._request)
+        for piece in pieces:
             choice = self._choices[piece.choice]
             choice.text.append(piece.text)
             choice.ids += piece.ids
             choice.prompt_ids = piece.prompt_ids or choice.prompt_ids
-            if self._request.logprobs:
-                values = choice.logprobs.add(piece.text, piece.tokens, of_prompt=piece.of_prompt)
-                for name in LOGPROBS if piece.tokens else ():
-                    choice.encoded[name].append(encode_json(values[name])[1:-1])
+            if not self._request.logprobs:
+                continue
+            if piece.of_prompt and piece is not pieces[0]:  # the prompt's choices share the encoded pieces
+                first = self._choices[pieces[0].choice]
+                choice.logprobs, choice.encoded = first.logprobs.copy(), {k: [*v] for k, v in first.encoded.items()}
+                continue
+            values = choice.logprobs.add(piece.text, piece.tokens, of_prompt=piece.of_prompt)
+            for name in LOGPROBS if piece.tokens else ():
+                choice.encoded[name].append(encode_json(values[name])[1:-1])
 
     def body(self, head: ReplyHead, reason: FinishReason, usage: Usage) -> bytes:
         """Returns the body. `reason` is why the reply ended; it also applies to the choice if there is only one."""

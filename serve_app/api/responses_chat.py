@@ -14,9 +14,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import PrivateAttr
 
+from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest, ServedModels, check_chat_request
-from serve_app.api.codec import FirstFault, Shape, parse_object, quote, typed
+from serve_app.api.codec import FirstFault, Shape, encode_json, parse_object, quote, typed
 from serve_app.api.errors import ApiError
+from serve_app.api.json_schemas import MAX_BYTES_OF_TOOLS
 from serve_app.api.responses_request import (
     AnyItem,
     CustomTool,
@@ -36,12 +38,15 @@ from serve_app.api.responses_request import (
     ToolChoice,
     check_responses_request,
 )
+from serve_app.api.tools_and_formats import MAX_TOOLS, invalid
 from serve_app.api.tools_and_formats import _check_name as check_name
-from serve_app.api.tools_and_formats import invalid
 
 ID_PREFIX: Final = "resp_"
 MAX_REFERENCES: Final = 32
+MAX_REFERRED: Final = 4 * 1024 * 1024  # bytes of the items that a request refers to, as JSON
 _MAX_NAME: Final = 64
+_MAX_NAMESPACE: Final = 256
+_MAX_NAMESPACE_DESCRIPTION: Final = 16 * 1024
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
 _ITEM_ID: Final = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]+")
 EXTENSIONS: Final = (
@@ -68,6 +73,7 @@ class StoredConversation:
 
     items: Sequence[Json]
     response: Json
+    size: int = field(default=0, compare=False)  # bytes of its JSON
 
 
 Stored = Mapping[str, StoredConversation]
@@ -84,7 +90,7 @@ class NamedTool:
     field: str = ""  # such as tools[2]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tools:
     """The tools of a request. `names` has them by the name that the model reads, in the order of `functions`."""
 
@@ -92,6 +98,7 @@ class Tools:
     names: dict[str, NamedTool] = field(default_factory=dict)
     echoed: list[Json] = field(default_factory=list)
     omitted: list[str] = field(default_factory=list)  # types, each once
+    bytes_of_formats: int = 0  # of custom tools, as JSON: the reply repeats them
 
 
 class ResponsesChat(ChatRequest):
@@ -162,7 +169,7 @@ def item_not_found(field: str, item_id: str) -> ApiError:
 def to_chat(parsed: Json, request: ResponsesRequest, served: ServedModels, stored: Stored) -> ResponsesChat:
     """Returns the request in the chat format. Raises ApiError with the names of this format."""
     tools = _tools(request.tools)
-    items, typed_items = _conversation(parsed, request, stored)
+    items, typed_items = _conversation(parsed, request, served, stored)
     body: Json = {name: parsed[name] for name in EXTENSIONS if parsed.get(name) is not None}
     sent = request.model_fields_set
     body |= {name: getattr(request, name) for name in ("temperature", "top_p") if name in sent}
@@ -200,21 +207,26 @@ class _Items(Shape):
     items: Annotated[list[AnyItem], FirstFault()]
 
 
-def _conversation(parsed: Json, request: ResponsesRequest, stored: Stored) -> tuple[list[Json], list[Item]]:
+def _conversation(
+    parsed: Json, request: ResponsesRequest, served: ServedModels, stored: Stored
+) -> tuple[list[Json], list[Item]]:
     """Returns all items as JSON and typed: those of the previous response, then those of the input."""
     items: list[Json] = []
     if (previous := request.previous_response_id) is not None:
         if (found := stored.get(previous)) is None:
             raise previous_response_not_found(previous)
         items += [*found.items, *found.response["output"]]
+        longest = max(context for context, _ in served.values())
+        if len(items) > longest:
+            raise errors.context_length_exceeded(0, longest)
     typed_items = _typed(items)
     if isinstance(request.input, str):
         message = {"type": "message", "role": "user", "content": request.input}
         return [*items, message], [*typed_items, *_typed([message])]
+    referred = _Referred(stored)
     for at, (item, given) in enumerate(zip(request.input, parsed["input"], strict=True)):
         if isinstance(item, ItemReference):
-            given = _referred(f"input[{at}].id", item.id, stored)
-            [item] = _typed([given])
+            given, item = referred.find(f"input[{at}].id", item.id)
         items.append(given)
         typed_items.append(item)
     return items, typed_items
@@ -224,13 +236,32 @@ def _typed(items: Sequence[Json]) -> list[Item]:
     return typed(_Items, {"items": list(items)}).items if items else []
 
 
-def _referred(field: str, item_id: str, stored: Stored) -> Json:
-    matched = _ITEM_ID.fullmatch(item_id)
-    found = None if matched is None else stored.get(ID_PREFIX + matched[1])
-    for item in () if found is None else (*found.items, *found.response["output"]):
-        if item.get("id") == item_id:
-            return dict(item)
-    raise item_not_found(field, item_id)
+class _Referred:
+    """The stored items that a request refers to. A short body may refer to a long item thousands of times."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._left = MAX_REFERRED
+        self._found: dict[str, tuple[Json, Item, int]] = {}  # by id, with the size
+
+    def find(self, field: str, item_id: str) -> tuple[Json, Item]:
+        """Returns an item as JSON and typed. Raises ApiError (422)."""
+        if item_id not in self._found:
+            self._found[item_id] = self._read(field, item_id)
+        given, item, size = self._found[item_id]
+        self._left -= size
+        if self._left < 0:
+            raise invalid("input", f"must not refer to items of more than {MAX_REFERRED} bytes together")
+        return given, item
+
+    def _read(self, field: str, item_id: str) -> tuple[Json, Item, int]:
+        matched = _ITEM_ID.fullmatch(item_id)
+        found = None if matched is None else self._stored.get(ID_PREFIX + matched[1])
+        for item in () if found is None else (*found.items, *found.response["output"]):
+            if item.get("id") == item_id:
+                [checked] = _typed([item])
+                return item, checked, len(encode_json(item))
+        raise item_not_found(field, item_id)
 
 
 def _messages(request: ResponsesRequest, items: Sequence[Item]) -> list[Json]:
@@ -246,7 +277,7 @@ class _Turns:
     """Collects items as chat messages."""
 
     def __init__(self) -> None:
-        self.messages: list[Json] = []
+        self.messages: list[Json] = []  # texts of the last one may be lists of pieces
 
     def add(self, item: Item) -> None:
         if isinstance(item, InputMessage):
@@ -265,33 +296,38 @@ class _Turns:
         """Adds a message. Instructions at the beginning become one message: many templates allow only one."""
         if role == "assistant":
             self._join("content", text)
-        elif role != "user" and [message["role"] for message in self.messages] == ["system"]:
-            self.messages[0]["content"] += f"\n\n{text}"
+        elif role != "user" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"].append(text)
         else:
-            self._append({"role": "user" if role == "user" else "system", "content": text})
+            self._append({"role": "user" if role == "user" else "system", "content": [text]})
 
     def end(self) -> list[Json]:
         """Returns the messages. Reasoning that neither text nor calls follow is left out, as templates do."""
-        self._drop_reasoning()
+        self._close()
         return self.messages
 
     def _append(self, message: Json) -> None:
-        self._drop_reasoning()
+        self._close()
         self.messages.append(message)
 
-    def _drop_reasoning(self) -> None:
-        if self.messages and self.messages[-1].keys() == {"role", "reasoning_content"}:
+    def _close(self) -> None:
+        """Ends the last message: joins its pieces, or drops it if it is only reasoning."""
+        last = self.messages[-1] if self.messages else {}
+        if last.keys() == {"role", "reasoning_content"}:
             self.messages.pop()
+            return
+        for name in ("content", "reasoning_content"):
+            if isinstance(last.get(name), list):
+                last[name] = ("\n\n" if last["role"] == "system" else "\n").join(last[name])
 
     def _turn(self) -> Json:
         """Returns the assistant's message that is being collected."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant"})
+            self._append({"role": "assistant"})
         return self.messages[-1]
 
     def _join(self, name: str, text: str) -> None:
-        turn = self._turn()
-        turn[name] = f"{turn[name]}\n{text}" if name in turn else text
+        self._turn().setdefault(name, []).append(text)  # joined at the end: there may be thousands
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -306,10 +342,11 @@ def model_name(name: str, namespace: str | None) -> str:
     """Returns the name by which the model reads a tool: at most 64 characters, also with a namespace."""
     if namespace is None:
         return name
-    joined = _NOT_IN_A_NAME.sub("_", f"{namespace.rstrip('_')}__{name}")
-    if len(joined) <= _MAX_NAME:
-        return joined
-    return f"{joined[: _MAX_NAME - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
+    joined = f"{namespace.rstrip('_')}__{name}"
+    shown = _NOT_IN_A_NAME.sub("_", joined[: _MAX_NAME + 1])
+    if len(shown) <= _MAX_NAME:
+        return shown
+    return f"{shown[: _MAX_NAME - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
 
 
 def _tools(given: Sequence[Tool]) -> Tools:
@@ -319,6 +356,7 @@ def _tools(given: Sequence[Tool]) -> Tools:
         if isinstance(tool, OtherTool):
             _omit(tools, tool.type)
         elif isinstance(tool, NamespaceTool):
+            _check_namespace(f"tools[{at}]", tool)
             inner_tools: list[Json] = []
             for number, inner in enumerate(tool.tools):
                 if isinstance(inner, OtherTool):
@@ -330,6 +368,16 @@ def _tools(given: Sequence[Tool]) -> Tools:
         else:
             tools.echoed.append(_add_tool(tools, f"tools[{at}]", tool))
     return tools
+
+
+def _check_namespace(field: str, tool: NamespaceTool) -> None:
+    """Checks the texts that each tool of a namespace repeats. Raises ApiError (422)."""
+    for name, text, most in (
+        ("name", tool.name, _MAX_NAMESPACE),
+        ("description", tool.description or "", _MAX_NAMESPACE_DESCRIPTION),
+    ):
+        if len(text) > most:
+            raise invalid(f"{field}.{name}", f"must have at most {most} characters, but it has {len(text)}")
 
 
 def _omit(tools: Tools, kind: str) -> None:
@@ -360,7 +408,11 @@ def _add_tool(
             "properties": {"input": {"type": "string", "description": "The input of the tool, as text."}},
             "required": ["input"],
         }
-        echoed |= {"format": tool.format} if tool.format is not None else {}
+        if tool.format is not None:
+            echoed["format"] = tool.format
+            tools.bytes_of_formats += len(encode_json(tool.format))
+            if tools.bytes_of_formats > MAX_BYTES_OF_TOOLS:
+                raise invalid(f"{field}.format", f"must be at most {MAX_BYTES_OF_TOOLS} bytes for all tools together")
     function["description"] = "\n\n".join(text for text in about if text) or None
     tools.functions.append({"type": "function", "function": function})
     return echoed
@@ -385,6 +437,8 @@ def _choice(choice: str | ToolChoice | None, tools: Tools) -> Json:
         name = _named("tool_choice.name", choice.type, choice.name or "", choice.namespace, tools)
         return {"tools": tools.functions, "tool_choice": {"type": "function", "function": {"name": name}}}
     wanted = []
+    if len(choice.tools or ()) > MAX_TOOLS:
+        raise invalid("tool_choice.tools", f"must be at most {MAX_TOOLS}, but there are {len(choice.tools or ())}")
     for at, one in enumerate(choice.tools or ()):
         if one.type in ("function", "custom"):
             wanted.append(_named(f"tool_choice.tools[{at}].name", one.type, one.name or "", one.namespace, tools))

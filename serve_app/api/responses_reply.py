@@ -283,7 +283,7 @@ def custom_input(arguments: str) -> str:
     """Returns the input of a custom tool from the arguments that the model wrote."""
     try:
         found = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     value = found.get("input") if isinstance(found, dict) else None
     return value if isinstance(value, str) else arguments

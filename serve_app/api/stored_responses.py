@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
@@ -12,6 +13,7 @@ from serve_app.api.codec import encode_json
 from serve_app.api.responses_chat import Json, StoredConversation, digits_of
 
 MAX_BYTES: Final = 1024 * 1024  # compressed; a conversation that fills the context has a tenth of it
+MAX_JSON: Final = 8 * 1024 * 1024  # bytes before compression: a megabyte may decompress to hundreds
 _KINDS: Final = {
     "function_call": "fc",
     "function_call_output": "fco",
@@ -22,19 +24,49 @@ _KINDS: Final = {
 """Type of an item to the prefix of its id; msg for a message."""
 
 
-def encode_stored(items: Sequence[Json], response: Json) -> bytes:
-    """Returns the bytes to store. Items of the input get ids, so that they can be listed and referred to."""
+class TooLarge(ValueError):
+    """A response is too large to be stored, or to be read."""
+
+
+def encode_stored(items: Sequence[Json], response: Json, room: float = 1.0) -> bytes:
+    """Returns the bytes to store. Items of the input get ids, so that they can be listed and referred to.
+
+    Raises TooLarge above this part of MAX_BYTES or MAX_JSON.
+    """
     digits = digits_of(response["id"])
-    kept = [
-        {**item, "id": item.get("id") or f"{_KINDS.get(item.get('type', ''), 'msg')}_{digits}_i{at}"}
-        for at, item in enumerate(items)
-    ]
-    return zlib.compress(encode_json({"items": kept, "response": response}), 1)
+    kept = []
+    for at, item in enumerate(items):
+        given = item.get("id")
+        new = f"{_KINDS.get(item.get('type', ''), 'msg')}_{digits}_i{at}"
+        kept.append({**item, "id": given if given and isinstance(given, str) else new})
+    encoded = encode_json({"items": kept, "response": response})
+    if len(encoded) > room * MAX_JSON:
+        raise TooLarge
+    compressed = zlib.compress(encoded, 1)
+    if len(compressed) > room * MAX_BYTES:
+        raise TooLarge
+    return compressed
 
 
-def decode_stored(body: bytes) -> StoredConversation:
-    found: Any = from_json(zlib.decompress(body))
-    return StoredConversation(found["items"], found["response"])
+def decode_stored(body: bytes, most: int = MAX_JSON) -> StoredConversation:
+    """Returns what is stored. Raises TooLarge above `most` bytes of JSON. Long conversations take milliseconds."""
+    encoded = zlib.decompressobj().decompress(body, most + 1)
+    if len(encoded) > most:
+        raise TooLarge
+    try:
+        found: Any = from_json(encoded)
+    except ValueError:  # a response has its tools one level deeper than the body had them, at most 200 deep
+        found = json.loads(encoded)
+    return StoredConversation(found["items"], found["response"], len(encoded))
+
+
+def without_logprobs(response: Json) -> Json:
+    """Returns a response without the log probabilities of its text."""
+    output = []
+    for item in response["output"]:
+        parts = item["content"] if item["type"] == "message" else None
+        output.append(item if parts is None else {**item, "content": [{**part, "logprobs": []} for part in parts]})
+    return {**response, "output": output}
 
 
 def list_items(

@@ -209,7 +209,13 @@ class ChatRenderer:
         return token_ids(self._core, text, special_tokens)
 
     def encode_following(self, text: str) -> list[int]:
-        """Token ids of a text that follows other text. No name in it becomes a control token."""
+        """Token ids of a text that follows other text. No name in it becomes a control token.
+
+        Raises:
+            ContextLengthExceeded: the text is too long to fit.
+        """
+        self._refuse_oversized(_num_bytes(text))
+        self._refuse_overlong(_whole(text))
         if self._plain_text is None:
             return self.tokenize(self.literal(text))
         pieces = _AFTER_STAND_IN.split(self.literal(text))

@@ -44,7 +44,7 @@ class BackgroundRuns:
             await asyncio.wait(list(self._tasks.values()), timeout=within_s)
         self.is_stopping = True
         for task in list(self._tasks.values()):
-            task.cancel()
+            _cancel_once(task)
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=within_s)
         if self._beating is not None:
@@ -60,4 +60,10 @@ class BackgroundRuns:
                 continue
             for key in asked:
                 if (task := self._tasks.get(tuple(key))) is not None:  # type: ignore[arg-type]
-                    task.cancel()
+                    _cancel_once(task)
+
+
+def _cancel_once(task: asyncio.Task[Any]) -> None:
+    """Cancels a run. A second cancellation would interrupt it while it ends its response in the ledger."""
+    if not task.cancelling():
+        task.cancel()

@@ -197,9 +197,10 @@ class ReplyToRequest:
 
     async def _complete(
         self, chat: ChatRequest, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None
-    ) -> None:
-        """Settles a finished request. `body` is the reply if it is not streamed."""
+    ) -> bytes | None:
+        """Settles a finished request, and returns the body to send. `body` is the reply if it is not streamed."""
         await exchange.complete(body)
+        return body
 
     async def _reply(
         self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float
@@ -259,7 +260,7 @@ class ReplyToRequest:
                 await sender.write_piece(LINE_FEED, lambda: self._headers(exchange, "application/json"))
                 due = clock() + settings.line_feed_s
         body = reply.body(head_of(chat, exchange), event)
-        await self._complete(chat, exchange, reply, event, body)
+        body = await self._complete(chat, exchange, reply, event, body) or body
         own = {"content_length": str(len(body))}
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 

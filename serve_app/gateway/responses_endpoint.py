@@ -9,7 +9,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -24,12 +26,13 @@ from serve_app.api.responses_chat import (
     Json,
     ResponsesChat,
     Stored,
+    StoredConversation,
     read_responses_request,
     stored_ids,
     to_chat,
 )
 from serve_app.api.responses_reply import ResponseStream, WholeResponse
-from serve_app.api.stored_responses import MAX_BYTES, decode_stored, encode_stored
+from serve_app.api.stored_responses import MAX_JSON, TooLarge, decode_stored, encode_stored, without_logprobs
 from serve_app.api.token_door import TokenQuery, prompt_query
 from serve_app.api.tools_and_formats import invalid
 from serve_app.contracts.books import StoredResponse
@@ -43,7 +46,7 @@ from serve_app.gateway.exchange import Exchange
 from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.refusal_errors import restarting
-from serve_app.gateway.reply_endpoint import Encoder, ReplyEndpoint, ReplyToRequest, aside, head_of
+from serve_app.gateway.reply_endpoint import Encoder, ReplyEndpoint, ReplyToRequest, Result, aside, head_of
 from serve_app.gateway.reruns import RunsAgain
 from serve_app.gateway.services import Services
 from serve_app.gateway.settlements import Settlements
@@ -55,13 +58,24 @@ logger = logging.getLogger("ray.serve")
 BEGIN_S = 3.0  # after this time a request in the background that waits for a replica gets its reply
 END_TRIES: Final = 10
 END_PAUSE_S: Final = 2.0
+# Stored conversations may be long however short a body is. Bodies that are being parsed do not delay them.
+_STORED: Final = ThreadPoolExecutor(max_workers=2, thread_name_prefix="stored")
 LOOK_UPS_PER_MINUTE: Final = 3000
-"""Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held."""
+"""Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held.
+
+Each further LOOK_UP_BYTES of a response count as one more.
+"""
+LOOK_UP_BYTES: Final = 64 * 1024
+
+
+async def off_loop(work: Callable[[], Result]) -> Result:
+    """Runs work on a stored conversation outside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_STORED, work)
 
 
 async def find_stored(settlements: Settlements, account_id: str, response_ids: Sequence[str]) -> Stored:
     """Returns those of these responses that the account has stored. Raises ApiError: 429, or 503 without the ledger."""
-    found = {}
+    found: dict[str, StoredConversation] = {}
     for response_id in response_ids:
         limit = f"responses of {account_id}", LOOK_UPS_PER_MINUTE
         if wait_s := settlements.replays.count(limit):
@@ -75,7 +89,13 @@ async def find_stored(settlements: Settlements, account_id: str, response_ids: S
         if stored is not None and stored.beat_at is not None:
             raise invalid("previous_response_id", f"must be a response that has ended, and {response_id} has not")
         if stored is not None:
-            found[response_id] = decode_stored(stored.body)
+            settlements.replays.charge(*[limit] * (len(stored.body) // LOOK_UP_BYTES))
+            left = MAX_JSON - sum(conversation.size for conversation in found.values())
+            try:
+                found[response_id] = await off_loop(partial(decode_stored, stored.body, left))
+            except TooLarge:
+                rule = f"must not refer to stored responses of more than {MAX_JSON} bytes together"
+                raise invalid("input", rule) from None
     return found
 
 
@@ -88,7 +108,12 @@ class InputTokensEndpoint(TokenEndpoint):
             body, lambda: read_responses_request(body, served, settings.max_body_bytes, settings.max_body_items)
         )
         stored = await find_stored(self._services.settlements, identity.account_id, stored_ids(request))
-        return await aside(body, lambda: prompt_query(to_chat(parsed, request, served, stored)))
+        return await _with_stored(body, stored, lambda: prompt_query(to_chat(parsed, request, served, stored)))
+
+
+async def _with_stored(body: bytes, stored: Stored, work: Callable[[], Result]) -> Result:
+    """Does the same as `aside`, outside the event loop if anything is stored."""
+    return await (off_loop(work) if stored else aside(body, work))
 
 
 class ResponsesEndpoint(ReplyEndpoint):
@@ -111,7 +136,8 @@ class ReplyToResponses(ReplyToRequest):
         stored: Stored = {}
         if ids := stored_ids(request):
             stored = await find_stored(self._services.settlements, (await caller.identify()).account_id, ids)
-        return await aside(body, lambda: self._checked(body, to_chat(parsed, request, served, stored)))
+        checked = partial(self._checked, body)
+        return await _with_stored(body, stored, lambda: checked(to_chat(parsed, request, served, stored)))
 
     async def _reply(
         self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float
@@ -156,6 +182,7 @@ class ReplyToResponses(ReplyToRequest):
         if self._services.background.is_stopping:
             raise restarting()
         run = Run(self._services, chat, self._record, account_id, self._complete)
+        await run.check_size()
         task = detached(run.run(Exchange(self._services, chat, self._record, caller, retry)))
         begun = asyncio.ensure_future(run.has_begun.wait())
         try:
@@ -184,24 +211,42 @@ class ReplyToResponses(ReplyToRequest):
 
     async def _complete(
         self, chat: ChatRequest, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None
-    ) -> None:
+    ) -> bytes | None:
         assert isinstance(chat, ResponsesChat)
         assert isinstance(reply, ResponseStream | WholeResponse)
         if isinstance(reply, ResponseStream):
             reply.finish(finished)
         response = None
         if reply.final["store"]:
-            encoded = await aside(body or b"", lambda: encode_stored(chat.items, reply.final))
-            if len(encoded) <= MAX_BYTES:
+            try:
+                encoded = await off_loop(lambda: _encoded(chat, reply.final))
+            except TooLarge:
+                if chat.sent.background:
+                    raise errors.server_error() from None
+                reply.final["store"] = False
+                body = None if body is None else await off_loop(lambda: encode_json(reply.final))
+            else:
                 expires_at = time.time() + self._services.settings.stored_responses_s
                 response = StoredResponse(reply.final["id"], encoded, expires_at)
-            else:
-                reply.final["store"] = False
         await exchange.complete(body, response)
+        return body
 
     def _error_event(self, error: ApiError) -> bytes:
         encoder = self._stream_encoder
         return super()._error_event(error) if encoder is None else encoder.error_event(error)
+
+
+def _encoded(chat: ResponsesChat, response: Json) -> bytes:
+    """Returns the bytes of a complete response. Raises TooLarge.
+
+    In the background it can only be read, so it is stored in any case: if need be, without its log probabilities.
+    """
+    try:
+        return encode_stored(chat.items, response)
+    except TooLarge:
+        if not chat.sent.background:
+            raise
+        return encode_stored(chat.items, without_logprobs(response))
 
 
 class Run:
@@ -213,7 +258,7 @@ class Run:
         chat: ResponsesChat,
         record: RequestRecord,
         account_id: str,
-        complete: Callable[[ResponsesChat, Exchange, WholeResponse, Finished, bytes], Awaitable[None]],
+        complete: Callable[[ResponsesChat, Exchange, WholeResponse, Finished, bytes], Awaitable[bytes | None]],
     ) -> None:
         self._services = services
         self._chat = chat
@@ -226,13 +271,21 @@ class Run:
         self._is_stored = asyncio.Event()
         self._reply = WholeResponse(chat, stored=True)
 
+    async def check_size(self) -> None:
+        """Raises ApiError (422) if the response could not be stored at its end."""
+        try:
+            await self._stored(self._reply.partial(self.head, "queued"), room=0.5)  # the reply comes on top
+        except TooLarge:
+            raise invalid("background", "is not possible: the conversation is too large to be stored") from None
+
     async def store(self) -> Json:
         """Stores the response that has begun, and returns it. Raises ApiError (503) without the ledger."""
         self._is_due = True
         status = "in_progress" if self.has_begun.is_set() else "queued"
         response = WholeResponse(self._chat, stored=True).partial(self.head, status)
+        stored = await self._stored(response)
         try:
-            await self._services.settlements.ask(BeginResponse(self._account_id, self._stored(response)))
+            await self._services.settlements.ask(BeginResponse(self._account_id, stored))
         except Unavailable:
             message = "responses can't be stored right now: try again, or send background: false"
             raise errors.overloaded(message, retry_after_s=5) from None
@@ -260,12 +313,16 @@ class Run:
             if self.is_refused or not self._is_due:
                 return error
             await self._is_stored.wait()
+            self._reply = WholeResponse(self._chat, stored=True)  # what is not billed is not shown
             await self._end("failed", self._chat.named(error))
         return b""
 
     async def _generate(self, exchange: Exchange) -> bytes:
         await exchange.begin()
         if exchange.replayed is not None:
+            if self._is_due:  # its client has got a new id
+                message = "the request was answered before: send it again with the same idempotency-key"
+                raise errors.overloaded(message, retry_after_s=1)
             return exchange.replayed
         self.has_begun.set()
         while not isinstance(event := await exchange.next_event(), Finished):
@@ -285,7 +342,11 @@ class Run:
 
     async def _end(self, status: str, error: ApiError | None = None) -> None:
         """Ends the response in the ledger. If that is not possible for long, its row ends by its silence."""
-        response = self._stored(self._reply.partial(self.head, status, error))
+        partial_response = self._reply.partial(self.head, status, error)
+        try:
+            response = await self._stored(partial_response)
+        except TooLarge:
+            response = await self._stored(without_logprobs(partial_response))
         for _ in range(END_TRIES):
             try:
                 await self._services.settlements.ask(EndResponse(self._account_id, response))
@@ -295,6 +356,7 @@ class Run:
                 return
         logger.error("response %s could not be ended in the ledger", self.head.id)
 
-    def _stored(self, response: Json) -> StoredResponse:
-        expires_at = time.time() + self._services.settings.stored_responses_s
-        return StoredResponse(self.head.id, encode_stored(self._chat.items, response), expires_at)
+    async def _stored(self, response: Json, room: float = 1.0) -> StoredResponse:
+        """Raises TooLarge as `encode_stored` does."""
+        encoded = await off_loop(partial(encode_stored, self._chat.items, response, room))
+        return StoredResponse(self.head.id, encoded, time.time() + self._services.settings.stored_responses_s)

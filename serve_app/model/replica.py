@@ -245,7 +245,7 @@ def _is_short(call: GenerateCall | TokenizeCall) -> bool:
     if isinstance(call, TokenizeCall):
         waiting += [call.text, call.token_ids]
     elif call.raw is not None:
-        waiting.append(call.raw.prompts)
+        waiting += [call.raw.prompts, *[call.raw.suffix or ""] * len(call.raw.prompts)]
     while waiting and left >= 0:
         value: Any = waiting.pop()
         if isinstance(value, str):

@@ -18,6 +18,7 @@ from serve_app.contracts.commands import (
     EndResponse,
     FindResponse,
 )
+from serve_app.contracts.errors import InvalidValue
 
 from .books import COST, NOON, Books, Clock, Ledger
 
@@ -189,3 +190,18 @@ def test_an_account_keeps_its_newest_responses_up_to_its_quota(
         assert kept[-left:] == list(range(40 - left, 40))
         assert len(kept) <= left + left // 16 + 1
         assert find(other) is not None
+
+
+def test_responses_in_the_background_count_towards_the_quota_from_their_begin(new_url: Any, clock: Clock) -> None:
+    with Ledger(new_url(migrated=True), now=clock, reply_quota=ReplyQuota(100, 1600)) as ledger:
+        books = Books(ledger, top_up=10**9)
+        for number in range(40):  # none is ever settled as complete
+            clock.now += 1
+            one = stored(f"resp_{number:02}", b"x" * 100, clock.now + 999)
+            ledger.run(BeginResponse(books.account_id, one))
+            ledger.run(EndResponse(books.account_id, one))
+        kept = [number for number in range(40) if find(books, f"resp_{number:02}")]
+        assert kept[-16:] == list(range(24, 40))
+        assert len(kept) <= 18
+        with pytest.raises(InvalidValue):
+            ledger.run(BeginResponse(books.account_id, stored(body=b"x" * (MAX_BODY + 1))))

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
+from serve_app.api import completions_reply
 from serve_app.api.chat_request import RawRequest
+from serve_app.api.codec import encode_json
 from serve_app.api.completions_door import CompletionsDoor
 from serve_app.api.completions_openapi import completion_request_schemas
 from serve_app.api.completions_reply import TokenOffsets
@@ -264,6 +266,21 @@ def test_an_echo_belongs_to_each_choice_of_its_prompt_and_its_pieces_join() -> N
             [-1.0],
             None,
         ]
+
+
+def test_a_prompt_is_encoded_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[Any] = []
+    monkeypatch.setattr(completions_reply, "encode_json", lambda value: encoded.append(value) or encode_json(value))
+    more = ReplyParts((PromptEcho(""),), 0, (token("!", -1.0),), 0)
+    reply = DOOR.whole(parse(echo=True, logprobs=2, n=8))
+    for event in (ECHO, more):
+        reply.add_event(event)
+    assert len(encoded) == 2 * len(LOGPROBS)
+    ends = [ReplyParts((Text("é"),), choice, REPLY.tokens[:1], choice) for choice in (7, 0)]
+    choices = whole(parse(echo=True, logprobs=2, n=8), ECHO, more, *ends)["choices"]
+    assert choices[0]["logprobs"] == choices[7]["logprobs"]
+    assert choices[0]["logprobs"]["text_offset"] == [0, 1, 3, 3]
+    assert choices[1]["logprobs"]["token_logprobs"] == [None, -1.5, -1.0]
 
 
 def test_token_ids_come_on_request() -> None:

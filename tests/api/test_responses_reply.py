@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from serve_app.api.door import ReplyEvent, ReplyHead
 from serve_app.api.errors import replica_lost
+from serve_app.api.responses_reply import custom_input
 from serve_app.contracts.generation import (
     CallArguments,
     CallEnded,
@@ -202,3 +203,7 @@ def test_a_failed_stream_ends_with_an_event_that_fits_the_sdk(events: list[Reply
     assert found[-1]["response"]["status"] == "failed"
     assert found[-1]["response"]["error"]["code"] == "server_error"
     assert "send it again" in found[-1]["response"]["error"]["message"]
+
+
+def test_arguments_that_are_nested_too_deeply_are_the_input_of_a_custom_tool_as_they_are() -> None:
+    assert custom_input("[" * 100_000) == "[" * 100_000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
 
-from tests.api.responses import CUSTOM, FUNCTION, NAMESPACE, parsed, refusal
+from serve_app.api.errors import ApiError
+from tests.api.responses import CUSTOM, DOOR, FUNCTION, NAMESPACE, SERVED, parsed, refusal
 
 CALL = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "seen"}
@@ -236,3 +239,29 @@ def test_each_fault_names_its_field(fields: dict[str, Any], status: int, param: 
 def test_a_crowd_of_items_is_refused_before_they_are_read() -> None:
     assert refusal(input=[{}] * 40_000).code == "context_length_exceeded"
     assert refusal(input=[{"role": "user", "content": [{}] * 40_000}]).code == "context_length_exceeded"
+
+
+def test_thousands_of_items_are_joined_in_linear_time() -> None:
+    began = time.process_time()
+    for item in ({"role": "assistant", "content": "x" * 200}, {"role": "system", "content": "x"}):
+        body = {"model": "svc-chat", "input": [USER, *[item] * 15_000]}
+        with contextlib.suppress(ApiError):
+            DOOR.parse(json.dumps(body).encode(), SERVED, 2**22, 10**5)
+    assert time.process_time() - began < 2  # seconds; each took longer when each item copied what came before
+
+
+def test_custom_formats_and_allowed_tools_are_bounded() -> None:
+    tools = [CUSTOM | {"name": name, "format": {"definition": "x" * 70_000}} for name in ("a", "b")]
+    parsed(tools=tools[:1])
+    error = refusal(tools=tools)
+    assert (error.status, error.param) == (422, "tools[1].format")
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}] * 129}
+    error = refusal(tools=[FUNCTION], tool_choice=choice)
+    assert (error.status, error.param) == (422, "tool_choice.tools")
+
+
+@pytest.mark.parametrize(("field", "value"), [("name", "n" * 257), ("description", "d" * 16_385)])
+def test_texts_that_each_tool_of_a_namespace_repeats_are_short(field: str, value: str) -> None:
+    namespace = NAMESPACE | {field: value}
+    error = refusal(tools=[namespace])
+    assert (error.status, error.param) == (422, f"tools[0].{field}")

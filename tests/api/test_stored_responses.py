@@ -10,8 +10,8 @@ from openai.types.responses import ResponseItemList
 
 from serve_app.api.errors import ApiError
 from serve_app.api.responses_chat import StoredConversation, read_responses_request, stored_ids, to_chat
-from serve_app.api.stored_responses import decode_stored, encode_stored, list_items
-from tests.api.responses import FUNCTION, SERVED, parsed
+from serve_app.api.stored_responses import MAX_JSON, TooLarge, decode_stored, encode_stored, list_items
+from tests.api.responses import CUSTOM, FUNCTION, SERVED, parsed
 
 FIRST = "resp_" + "a" * 32
 CALL = {"id": f"fc_{'a' * 32}_1", "type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
@@ -66,6 +66,34 @@ def test_every_stored_item_has_an_id_and_keeps_one_that_it_has() -> None:
     assert len(set(ids)) == len(ITEMS)
     again = decode_stored(encode_stored(kept.items, {"id": "resp_" + "b" * 32, "output": []}))
     assert [item["id"] for item in again.items] == ids
+    odd = [{"role": "user", "content": "Hi", "id": given} for given in ({}, 5, None, "")]
+    found = decode_stored(encode_stored(odd, {"id": FIRST, "output": []})).items
+    assert [item["id"] for item in found] == [f"msg_{'a' * 32}_i{at}" for at in range(4)]
+
+
+def test_a_conversation_that_compresses_well_is_not_stored_if_it_is_long() -> None:
+    items = [{"role": "user", "content": "Hi", "unknown": "a" * (MAX_JSON // 3)}]
+    assert len(decode_stored(encode_stored(items, {"id": FIRST, "output": []})).items) == 1
+    with pytest.raises(TooLarge):
+        encode_stored(items * 3, {"id": FIRST, "output": []})
+
+
+def test_a_response_whose_tools_are_nested_as_deeply_as_a_body_may_be_is_read() -> None:
+    deep: Any = []
+    for _ in range(196):
+        deep = [deep]
+    chat = parsed(tools=[CUSTOM | {"format": {"x": deep}}])
+    response = {"id": FIRST, "output": [], "tools": chat.tool_names.echoed}
+    assert decode_stored(encode_stored(chat.items, response)).response == response
+
+
+def test_a_short_body_cannot_refer_to_a_long_item_thousands_of_times() -> None:
+    long = {"id": f"msg_{'a' * 32}_i0", "role": "assistant", "content": "x" * 2**20}
+    given: Any = {"model": "svc-chat", "input": [{"type": "item_reference", "id": long["id"]}] * 20_000}
+    body, request = read_responses_request(json.dumps(given).encode(), SERVED, 2**22, 10**5)
+    with pytest.raises(ApiError, match="must not refer to items of more than") as caught:
+        to_chat(body, request, SERVED, {FIRST: StoredConversation([long], {"id": FIRST, "output": []})})
+    assert (caught.value.status, caught.value.param) == (422, "input")
 
 
 def test_listed_items_fit_the_sdk_in_both_orders_and_page_by_page() -> None:

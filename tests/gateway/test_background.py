@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.admin import stored_responses
 from serve_app.contracts.books import RESPONSE_LOST_S
-from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started, TokenLogprob
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway import background, responses_endpoint
 from tests.gateway.connections import Call
@@ -100,6 +100,20 @@ async def test_another_gateway_cancels_a_run_and_what_was_produced_is_billed(
     assert (await ask("DELETE", response_id)).status_code == 200
 
 
+async def test_a_run_that_takes_long_to_end_in_the_ledger_is_cancelled_once(
+    world: World, ask: Callable[..., Any]
+) -> None:
+    world.backends.play([Started(10, 0), Delta("Hel", 1), asyncio.Event()])
+    response_id = (await begun(world)).json["id"]
+    gate = world.accounting.wire_call.hold["EndResponse"] = asyncio.Event()
+    cancelling = asyncio.create_task(ask("POST", f"{response_id}/cancel"))
+    await world.accounting.wire_call.seen("EndResponse").wait()
+    await asyncio.sleep(0.1)  # several beats
+    gate.set()
+    assert (await cancelling).json()["status"] == "cancelled"
+    assert (await ask("GET", response_id)).json()["output"][0]["content"][0]["text"] == "Hel"
+
+
 async def test_a_run_that_waits_for_a_replica_is_queued_and_cancelled_free_of_charge(
     world: World, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,8 +154,22 @@ async def test_a_run_that_fails_says_so_and_is_not_billed(world: World, ask: Cal
     response_id = (await begun(world)).json["id"]
     gate.set()
     failed = await ended(ask, response_id)
-    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert (failed["status"], failed["error"]["code"], failed["output"]) == ("failed", "server_error", [])
     await settled(world, requests=1, spent=0)
+
+
+async def test_a_run_that_is_billed_can_be_read_however_large_its_log_probabilities_are(
+    world: World, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.api.stored_responses.MAX_JSON", 8192)
+    tokens = tuple(TokenLogprob(number, "x", b"x", -1.0) for number in range(200))
+    world.backends.play([Started(10, 0), Delta("x" * 200, 200, tokens), Finished(FinishReason.STOP, 10, 0, 200)])
+    last = await ended(ask, (await begun(world, top_logprobs=1)).json["id"])
+    assert (last["status"], last["output"][0]["content"][0]["text"]) == ("completed", "x" * 200)
+    await settled(world, requests=1, spent=price(10, 200))
+    call = await begun(world, input="y" * 8192)
+    assert (call.status, call.json["error"]["param"]) == (422, "background")
+    await settled(world, requests=1, spent=price(10, 200))
 
 
 async def test_a_run_whose_replica_is_lost_runs_again_under_the_same_id(world: World, ask: Callable[..., Any]) -> None:
@@ -193,6 +221,25 @@ async def test_a_retry_with_an_idempotency_key_gets_the_response_that_has_ended(
     again = await begun(world, sends={"idempotency-key": "k"})
     assert (again.json, again.headers["idempotency-replayed"]) == (last, "true")
     await settled(world, requests=1, spent=price(10, 1))
+
+
+async def test_a_retry_that_is_recognized_late_ends_and_the_next_gets_the_response(
+    world: World, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await begun(world, sends={"idempotency-key": "k"})
+    await ended(ask, first.json["id"])
+    monkeypatch.setattr(responses_endpoint, "BEGIN_S", 0.01)
+    gate = world.accounting.wire_call.hold["FindReply"] = asyncio.Event()
+    late = (await begun(world, sends={"idempotency-key": "k"})).json
+    assert late["status"] == "queued"
+    gate.set()
+    failed = await ended(ask, late["id"])
+    assert failed["status"] == "failed"
+    assert "same idempotency-key" in failed["error"]["message"]
+    monkeypatch.setattr(responses_endpoint, "BEGIN_S", 60.0)
+    again = await begun(world, sends={"idempotency-key": "k"})
+    assert (again.json["id"], again.json["status"]) == (first.json["id"], "completed")
+    await settled(world, requests=1, spent=price(10, 2))
 
 
 async def test_a_run_is_not_begun_without_the_ledger(world: World) -> None:

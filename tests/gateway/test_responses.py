@@ -26,6 +26,7 @@ from serve_app.contracts.generation import (
     Text,
 )
 from serve_app.contracts.ports import BackendUnavailable
+from serve_app.gateway import responses_endpoint
 from tests.gateway.connections import Call
 from tests.gateway.world import World, price, says, settled, until
 
@@ -315,3 +316,31 @@ async def test_a_count_has_the_errors_of_the_request(world: World) -> None:
     body = {"model": "svc-chat", "input": "Hi", "previous_response_id": "resp_1"}
     call = await Call(world, path="/responses/input_tokens", body=body).done()
     assert (call.status, call.json["error"]["code"]) == (404, "previous_response_not_found")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_is_too_large_to_be_stored_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("serve_app.api.stored_responses.MAX_JSON", 100)
+    call = await responses_call(world, stream=stream).done()
+    assert (events(call)[-1]["response"] if stream else call.json)["store"] is False
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_a_reply_that_repeats_a_number_beyond_all_bounds_is_json(world: World) -> None:
+    tool = {"type": "custom", "name": "patch", "format": {"x": "number"}}
+    call = responses_call(world, tools=[tool])
+    call._request = call._request.replace(b'"number"', b"1e999")
+    await call.done()
+    assert b"Infinity" not in call.body
+    assert call.json["tools"][0]["format"]["x"] > 1e300
+
+
+async def test_long_stored_responses_count_as_several_look_ups(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_endpoint, "LOOK_UPS_PER_MINUTE", 10)
+    monkeypatch.setattr(responses_endpoint, "LOOK_UP_BYTES", 100)
+    text = "".join(map(chr, range(0x4E00, 0x5000)))  # hardly compressible
+    first = (await responses_call(world, input=text).done()).json["id"]
+    statuses = [(await responses_call(world, previous_response_id=first).done()).status for _ in range(2)]
+    assert statuses == [200, 429]

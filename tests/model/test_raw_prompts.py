@@ -33,12 +33,12 @@ from serve_app.contracts.generation import (
 )
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.engine.chat import ChatRenderer
-from serve_app.engine.errors import QueueFull, RequestRefused
+from serve_app.engine.errors import ContextLengthExceeded, QueueFull, RequestRefused
 from serve_app.engine.request import GenerationRequest
 from serve_app.gateway.conversations import conversation_key
 from serve_app.model.dialect import Dialect
 from serve_app.model.fill_in_middle import GAP_TOKENS, GapTokens
-from serve_app.model.replica import Replica
+from serve_app.model.replica import SHORT, Replica, _is_short
 from tests.engine.fakes import byte_tokenizer
 from tests.model.test_replica import PRICE, a_call
 
@@ -119,6 +119,15 @@ def test_a_gap_is_marked_by_the_models_own_tokens(names: GapTokens) -> None:
     if names.suffix_first:
         parts.reverse()
     assert ids(chat, "a", suffix="b") == [[257, *parts[0], *parts[1], *middle]]
+
+
+def test_a_long_text_after_a_gap_is_refused_untokenized_and_makes_each_prompt_long() -> None:
+    chat = renderer("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    with pytest.raises(ContextLengthExceeded) as refused:
+        ids(chat, "a", suffix="b" * 1_000_000)
+    assert (refused.value.prompt_tokens, refused.value.limit) == (0, 1000)  # nothing was counted
+    assert _is_short(raw_call("a", "a", suffix="b" * (SHORT // 2 - 10)))
+    assert not _is_short(raw_call("a", "a", suffix="b" * (SHORT // 2)))
 
 
 def test_names_of_tokens_in_the_texts_around_a_gap_stay_text() -> None:
