@@ -21,6 +21,7 @@ from serve_app.contracts.generation import RawPrompts
 
 MAX_CHOICES: Final = 64  # of all prompts together
 MAX_LOGPROBS: Final = 5
+MAX_SCORED: Final = 262_144  # tokens of prompts whose log-probabilities a reply has, in all choices
 DEFAULT_MAX_TOKENS: Final = 16
 _MAX_ID: Final = 2**31 - 1
 
@@ -192,6 +193,10 @@ def parse_completion_request(
     request = check_chat_request({**shared, **fields.chat_fields(most_output)}, served, RawRequest)
     fields.check(request.n)
     _refuse_unsupported(parsed, *UNSUPPORTED)
+    if request.raw_prompts.scored and request.n * request.estimated_prompt_tokens > MAX_SCORED:
+        found = request.n * request.estimated_prompt_tokens
+        rule = f"may have about {MAX_SCORED} tokens in all choices with echo and logprobs, but it has about {found}"
+        raise invalid("prompt", f"{rule}: send fewer prompts")
     return request
 
 

@@ -41,6 +41,7 @@ _CHOICE_TYPES: Final = ["function", "custom", "allowed_tools"]
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TRUNCATIONS: Final = ["auto", "disabled"]
 
+MAX_LABEL: Final = 512  # characters of a text that the response only repeats
 REFUSED: Final[Mapping[str, str]] = {
     "conversation": "is not served. Send the items in input, or previous_response_id",
     "prompt": "is not served: there are no stored prompt templates. Send instructions and input",
@@ -353,7 +354,7 @@ class TextOptions(Shape):
 
     format: TextFormat | None = None
     """Form of the text. Default: text."""
-    verbosity: str | None = None
+    verbosity: Annotated[str | None, keywords(maxLength=MAX_LABEL)] = None
     """Ignored."""
 
 
@@ -362,7 +363,7 @@ class ReasoningOptions(Shape):
 
     effort: Annotated[str | None, keywords(enum=[*EFFORTS, None])] = None
     """How much the model reasons, if its template has a variable for it. Ignored otherwise."""
-    summary: str | None = None
+    summary: Annotated[str | None, keywords(maxLength=MAX_LABEL)] = None
     """Accepted. There are no summaries: reasoning is in the item's `content`."""
 
 
@@ -424,12 +425,26 @@ def _check_max_output_tokens(value: int, _: ResponsesRequest) -> None:
         raise invalid("max_output_tokens", f"must be at least 1, but it is {value}")
 
 
+def _check_length(field: str, text: str | None) -> None:
+    if text is not None and len(text) > MAX_LABEL:
+        raise invalid(field, f"must have at most {MAX_LABEL} characters, but it has {len(text)}")
+
+
+def _label(field: str) -> Check:
+    return Check(lambda text, _: _check_length(field, text))
+
+
+_LABEL: Final[dict[str, Any]] = {"maxLength": MAX_LABEL}
+
+
 def _check_reasoning(options: ReasoningOptions, _: ResponsesRequest) -> None:
+    _check_length("reasoning.summary", options.summary)
     if options.effort is not None and options.effort not in EFFORTS:
         raise invalid("reasoning.effort", f"must be one of {', '.join(EFFORTS)}, but it is {quote(options.effort)}")
 
 
 def _check_text(text: TextOptions, _: ResponsesRequest) -> None:
+    _check_length("text.verbosity", text.verbosity)
     if text.format is not None and text.format.type not in _FORMATS:
         rule = f"must be text, json_object or json_schema, but it is {quote(text.format.type)}"
         raise invalid("text.format.type", rule)
@@ -542,11 +557,11 @@ class ResponsesRequest(Shape):
     """Accepted. An input that is longer than the context returns 422 in either case."""
     max_tool_calls: int | None = None
     """Ignored: it limits tools that run elsewhere."""
-    user: str | None = None
+    user: Annotated[str | None, _label("user"), keywords(**_LABEL)] = None
     """Ignored. The reply has the same."""
-    safety_identifier: str | None = None
+    safety_identifier: Annotated[str | None, _label("safety_identifier"), keywords(**_LABEL)] = None
     """Ignored. The reply has the same."""
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Annotated[str | None, _label("prompt_cache_key"), keywords(**_LABEL)] = None
     """Ignored: the service finds cached prompts itself. The reply has the same."""
     service_tier: str | None = None
     """Ignored. There is one tier, `default`."""

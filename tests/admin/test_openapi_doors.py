@@ -32,14 +32,14 @@ class Body(NamedTuple):
 
 
 MESSAGES = (
-    "must not repeat",
+    "must not repeat|messages must have at least one message",
     "can be any only when tools are given",
     "tool_choice.name must name one of the tools",
     "has tool_use, so a message with the tool_result must follow",
     "output_format is not a field here|mcp_servers is not supported",
 )
 RESPONSES = (
-    "input must have at least one item",
+    "input must have at least one (item|message)",
     "is not stored",
     "(tool_choice|tools)[a-z_.0-9\\[\\]]* (can't be required|must name|must not repeat)",
     "stream_options.resume is (only|not) possible|background (needs store: true|is not possible together with)",

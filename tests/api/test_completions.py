@@ -134,6 +134,7 @@ def test_a_wrong_type_is_400_and_names_the_field(fields: dict[str, Any], param: 
         ({"suffix": "x", "echo": True}, "suffix", "not possible with echo"),
         ({"suffix": "x", "prompt": [5]}, "suffix", "only possible with texts"),
         ({"temperature": 3}, "temperature", "from 0 to 2"),
+        ({"prompt": [[5] * 40_000], "n": 8, "echo": True, "logprobs": 1}, "prompt", "send fewer prompts"),
         ({"min_tokens": 17}, "min_tokens", "above max_tokens"),
         ({"model": "other"}, "model", "does not exist"),
         ({"stream": True, "stream_options": {"resume": True}, "echo": True}, "stream_options.resume", "echo"),
