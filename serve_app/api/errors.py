@@ -132,6 +132,13 @@ def model_not_found(model: str, served: Iterable[str]) -> ApiError:
     return invalid_parameters(message, "model", code="model_not_found")
 
 
+def model_not_allowed(model: str, allowed: Iterable[str]) -> ApiError:
+    """Status 422: the key may not use the model."""
+    names = ", ".join(allowed) or "no model at all"
+    message = f"This API key may not use the model '{_short(model, 60)}'. It may use {names}."
+    return invalid_parameters(message, "model", code="model_not_found")
+
+
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
     """Status 422: the prompt is longer than the context. Client libraries search for words of the first sentence.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from serve_app.api.chat_reply import KEEP_ALIVE, RESUMED
@@ -14,6 +15,11 @@ from serve_app.api.token_door import TokenQuery, prompt_query
 from serve_app.contracts.generation import Tokenized
 
 
+def count_query(chat: ResponsesChat) -> TokenQuery:
+    """Returns the query for the number of prompt tokens of a request."""
+    return replace(prompt_query(chat), named=chat.named)
+
+
 class InputTokensDoor:
     """The door for POST /responses/input_tokens. See `TokenDoor`."""
 
@@ -22,7 +28,7 @@ class InputTokensDoor:
     def parse(self, body: bytes, served: ServedModels, max_bytes: int, max_items: int) -> TokenQuery:
         """Parses a request that refers to nothing stored."""
         parsed, request = read_responses_request(body, served, max_bytes, max_items)
-        return prompt_query(to_chat(parsed, request, served, {}))
+        return count_query(to_chat(parsed, request, served, {}))
 
     def answer(self, query: TokenQuery, tokenized: Tokenized, context_length: int) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": tokenized.count}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,10 +13,11 @@ from serve_app.contracts.generation import TokenizeCall, Tokenized
 
 @dataclass(frozen=True, slots=True)
 class TokenQuery:
-    """A checked request. `call` has no account yet."""
+    """A checked request. `call` has no account yet. `named` gives a replica's error the field names of the format."""
 
     model: str
     call: TokenizeCall
+    named: Callable[[ApiError], ApiError] = lambda error: error
 
 
 class TokenDoor(Protocol):

@@ -241,6 +241,7 @@ class Identity:
     account_id: str
     key_id: str
     from_anywhere: bool = True  # as in Grant
+    models: tuple[str, ...] | None = None  # the identifiers that the key may use; None: all
 
     __setstate__ = set_state
 

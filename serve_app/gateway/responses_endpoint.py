@@ -31,9 +31,10 @@ from serve_app.api.responses_chat import (
     stored_ids,
     to_chat,
 )
+from serve_app.api.responses_door import count_query
 from serve_app.api.responses_reply import ResponseStream, WholeResponse
 from serve_app.api.stored_responses import MAX_JSON, TooLarge, decode_stored, encode_stored, without_logprobs
-from serve_app.api.token_door import TokenQuery, prompt_query
+from serve_app.api.token_door import TokenQuery
 from serve_app.api.tools_and_formats import invalid
 from serve_app.contracts.books import StoredResponse
 from serve_app.contracts.calls import Unavailable, detached
@@ -108,7 +109,7 @@ class InputTokensEndpoint(TokenEndpoint):
             body, lambda: read_responses_request(body, served, settings.max_body_bytes, settings.max_body_items)
         )
         stored = await find_stored(self._services.settlements, identity.account_id, stored_ids(request))
-        return await _with_stored(body, stored, lambda: prompt_query(to_chat(parsed, request, served, stored)))
+        return await _with_stored(body, stored, lambda: count_query(to_chat(parsed, request, served, stored)))
 
 
 async def _with_stored(body: bytes, stored: Stored, work: Callable[[], Result]) -> Result:

@@ -146,6 +146,8 @@ class TokenEndpoint:
 
     async def _ask(self, query: TokenQuery, identity: Identity, catalogue: Catalogue) -> Tokenized:
         """Asks a replica of the model's backend. Raises ApiError."""
+        if identity.models is not None and query.model not in identity.models:
+            raise errors.model_not_allowed(query.model, identity.models)
         call = replace(query.call, account_id=identity.account_id)
         backend = catalogue.choose_backend(query.model, identity.account_id, call.messages, may_probe=False)
         try:
@@ -155,5 +157,5 @@ class TokenEndpoint:
             logger.warning("backend %s did not tokenize: %s", backend, error or "timeout")
             raise errors.overloaded("no replica of the model answered: try again", retry_after_s=2) from None
         if isinstance(answer, Rejected):
-            raise rejection_error(answer)
+            raise query.named(rejection_error(answer))
         return answer

@@ -117,7 +117,10 @@ class Admission:
     def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
         """Returns the owner of an active key of an active account, or 401 or 403. Admits nothing."""
         key = self._authenticate("", ask.key_digest, ask.address)
-        return Identity(key.account.account_id, key.key_id, key.networks is None) if isinstance(key, Key) else key
+        if not isinstance(key, Key):
+            return key
+        models = None if key.snapshot is None else key.snapshot.models
+        return Identity(key.account.account_id, key.key_id, key.networks is None, models)
 
     def admit(self, ask: Admit) -> Grant | Refusal | UnknownKey | Recovering:
         """Admits a request, or returns the reason why not. For an open request it returns the same grant again."""

@@ -316,6 +316,9 @@ async def test_a_count_has_the_errors_of_the_request(world: World) -> None:
     body = {"model": "svc-chat", "input": "Hi", "previous_response_id": "resp_1"}
     call = await Call(world, path="/responses/input_tokens", body=body).done()
     assert (call.status, call.json["error"]["code"]) == (404, "previous_response_not_found")
+    world.backends.tokenized = Rejected(Rejection.CONTEXT, 40_000, 32_768)
+    call = await Call(world, path="/responses/input_tokens", body={"model": "svc-chat", "input": "Hi"}).done()
+    assert (call.status, call.json["error"]["param"]) == (422, "input")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -74,6 +74,16 @@ async def test_it_is_free_of_charge_and_needs_no_balance(world: World) -> None:
     assert world.ledger.account_totals(account).requests == 0
 
 
+async def test_a_key_counts_only_for_the_models_that_it_may_use(world: World) -> None:
+    [key] = world.ledger.list_keys(world.account_id)
+    world.ledger.update_key(key.key_id, models=("svc-coder",))
+    answer = await asked(world, prompt="a")
+    refused(answer, 422)
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert not world.backends.token_calls
+    assert (await asked(world, prompt="a", model="svc-coder")).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
