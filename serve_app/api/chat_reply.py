@@ -331,10 +331,12 @@ def _known(reason: str) -> str:
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Returns the `logprobs` object of a choice. The bytes of its tokens, joined, are the text."""
-    content = [{**_entry(token), "top_logprobs": [_entry(other) for other in token.top]} for token in tokens]
+    content = [
+        {**logprob_entry(token), "top_logprobs": [logprob_entry(other) for other in token.top]} for token in tokens
+    ]
     return {"content": content, "refusal": None}
 
 
-def _entry(token: TokenLogprob) -> dict[str, Any]:
+def logprob_entry(token: TokenLogprob) -> dict[str, Any]:
     logprob = token.logprob if isfinite(token.logprob) else LOWEST_LOGPROB
     return {"token": token.text, "logprob": logprob, "bytes": list(token.raw)}

@@ -84,7 +84,7 @@ class CustomTool(Shape):
     type: Annotated[str | None, keywords(enum=["custom", None])] = None
     name: Annotated[str | None, keywords(pattern="^[A-Za-z0-9_-]{1,64}$")] = None
     description: str | None = None
-    """What the tool does and when to call it, for the model."""
+    """Tells the model what the tool does and when to call it."""
     input_schema: dict[str, Any] | None = None
     """JSON Schema of the input, of type object."""
     strict: Annotated[bool | None, keywords(default=False)] = None

@@ -38,8 +38,7 @@ from serve_app.api.responses_request import (
     ToolChoice,
     check_responses_request,
 )
-from serve_app.api.tools_and_formats import MAX_TOOLS, invalid
-from serve_app.api.tools_and_formats import _check_name as check_name
+from serve_app.api.tools_and_formats import MAX_TOOLS, check_name, invalid
 
 ID_PREFIX: Final = "resp_"
 MAX_REFERENCES: Final = 32

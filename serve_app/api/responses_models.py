@@ -54,7 +54,7 @@ class ResponseReasoningText(BaseModel):
 
 
 class ResponseMessage(BaseModel):
-    """What the model says."""
+    """Text of the message."""
 
     id: Annotated[str, Field(pattern="^msg_")]
     type: Literal["message"]

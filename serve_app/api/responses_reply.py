@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from serve_app.api.chat_reply import _entry
+from serve_app.api.chat_reply import logprob_entry
 from serve_app.api.codec import encode_json, encode_line, encode_text
 from serve_app.api.door import ReplyEvent, ReplyHead
 from serve_app.api.errors import ApiError
@@ -200,7 +200,9 @@ class OutputItems:
         self._emit("response.output_text.delta", where)
 
     def _add_logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:
-        added = [{**_entry(token), "top_logprobs": [_entry(other) for other in token.top]} for token in tokens]
+        added = [
+            {**logprob_entry(token), "top_logprobs": [logprob_entry(other) for other in token.top]} for token in tokens
+        ]
         self._logprobs += added
         return added
 

@@ -15,7 +15,7 @@ from serve_app.api.chat_request import Number, ServedModels
 from serve_app.api.codec import FirstFault, Shape, either, keywords, missing, quote, typed, wrong_type
 from serve_app.api.field_checks import Check, Range
 from serve_app.api.served_names import served_identifier
-from serve_app.api.tools_and_formats import _NAMED, MAX_TOOLS, invalid
+from serve_app.api.tools_and_formats import MAX_TOOLS, NAMED, invalid
 
 MAX_METADATA: Final = 16
 _MAX_METADATA_KEY: Final = 64
@@ -216,7 +216,7 @@ class FunctionTool(Shape):
     """A function that the model may call."""
 
     type: Annotated[str, keywords(const="function")]
-    name: Annotated[str, keywords(**_NAMED)]
+    name: Annotated[str, keywords(**NAMED)]
     """1 to 64 letters, digits, `_` and `-`."""
     description: str | None = None
     """What the function does and when to call it, for the model."""
@@ -230,10 +230,10 @@ class CustomTool(Shape):
     """A tool that takes any text as input. The model gets it as a function with one string."""
 
     type: Annotated[str, keywords(const="custom")]
-    name: Annotated[str, keywords(**_NAMED)]
+    name: Annotated[str, keywords(**NAMED)]
     """1 to 64 letters, digits, `_` and `-`."""
     description: str | None = None
-    """What the tool does and when to call it, for the model."""
+    """Tells the model what the tool does and when to call it."""
     format: dict[str, Any] | None = None
     """Format of the input. A grammar is shown to the model and not enforced."""
 
@@ -330,7 +330,7 @@ class TextFormat(Shape):
 
     type: Annotated[str, keywords(enum=_FORMATS)]
     """`json_object`: the text is a JSON object. `json_schema`: the text validates against `schema`."""
-    name: Annotated[str | None, keywords(**_NAMED)] = None
+    name: Annotated[str | None, keywords(**NAMED)] = None
     """For `json_schema`: a name for you; the model does not see it."""
     description: str | None = None
     """For you; the model does not see it."""

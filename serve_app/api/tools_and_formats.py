@@ -16,7 +16,7 @@ from serve_app.contracts.generation import ToolChoice
 TOOL_CHOICES: Final[Mapping[str, ToolChoice]] = {"none": "none", "auto": "auto", "required": "required"}
 MAX_TOOLS: Final = 128
 _NAME: Final = "[A-Za-z0-9_-]{1,64}"
-_NAMED: Final[dict[str, Any]] = {"pattern": f"^{_NAME}$"}
+NAMED: Final[dict[str, Any]] = {"pattern": f"^{_NAME}$"}
 _MODES: Final = ["auto", "required"]
 _CHOICES: Final = ["function", "allowed_tools"]
 _FORMATS: Final = ["text", "json_object", "json_schema"]
@@ -61,7 +61,7 @@ class ResponseFormat(Shape):
         dict[str, Any] | None,
         keywords(
             properties={
-                "name": {"type": "string", "description": "For you; the model does not see it.", **_NAMED},
+                "name": {"type": "string", "description": "For you; the model does not see it.", **NAMED},
                 "schema": {"type": "object", "description": "A JSON Schema."},
                 "strict": {"type": ["boolean", "null"], "default": False},
             },
@@ -105,7 +105,7 @@ class ResponseFormat(Shape):
 class Function(Shape):
     """A function that the model may call."""
 
-    name: Annotated[str, keywords(**_NAMED)]
+    name: Annotated[str, keywords(**NAMED)]
     description: str | None = None
     """What the function does and when to call it, for the model."""
     parameters: dict[str, Any] | None = None
@@ -201,7 +201,7 @@ def check_response_format(given: ResponseFormat) -> None:
         rule = f"must be text, json_object or json_schema, but it is {quote(given.type)}"
         raise invalid("response_format.type", rule)
     if given.type == "json_schema" and given.json_schema is not None:
-        _check_name("response_format.json_schema.name", given.json_schema["name"])
+        check_name("response_format.json_schema.name", given.json_schema["name"])
         check_schema("response_format.json_schema.schema", given.json_schema["schema"])
     if given.sent_schema is not None:
         if given.type != "json_object":
@@ -216,7 +216,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
     for at, tool in enumerate(tools):
         _check_type(f"tools[{at}].type", tool.type)
         name = tool.function.name
-        _check_name(f"tools[{at}].function.name", name)
+        check_name(f"tools[{at}].function.name", name)
         if name in names:
             raise invalid(f"tools[{at}].function.name", f"must not repeat, but {name} is there twice")
         names.add(name)
@@ -267,6 +267,6 @@ def _check_type(field: str, kind: str) -> None:
         raise invalid(field, f"must be function, but it is {quote(kind)}")
 
 
-def _check_name(field: str, name: str) -> None:
+def check_name(field: str, name: str) -> None:
     if not re.fullmatch(_NAME, name):
         raise invalid(field, f"must be 1 to 64 of A-Z, a-z, 0-9, _ and -, but it is {quote(name)}")
