@@ -54,7 +54,7 @@ class ResponseReasoningText(BaseModel):
 
 
 class ResponseMessage(BaseModel):
-    """Text of the message."""
+    """A message that the model wrote."""
 
     id: Annotated[str, Field(pattern="^msg_")]
     type: Literal["message"]
