@@ -184,8 +184,13 @@ class Driver:
             )
 
     def exit_code(self) -> int | None:
-        """Returns the exit code, or None while the driver runs."""
-        return self._process.poll()
+        """Returns the exit code, or None while the driver runs. Reaps orphans that have ended."""
+        if (code := self._process.poll()) is None and sys.platform == "linux":
+            with contextlib.suppress(ChildProcessError):
+                options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+                while (ended := os.waitid(os.P_ALL, 0, options)) and ended.si_pid != self._process.pid:
+                    os.waitpid(ended.si_pid, 0)
+        return code
 
     def last_lines(self, count: int = 5) -> str:
         """Returns the end of the driver's output."""

@@ -14,6 +14,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import psutil
+import pytest
 from ray._common.utils import try_to_create_directory
 
 from serve_app.launch.__main__ import Launch
@@ -52,6 +53,35 @@ def test_no_process_of_the_driver_is_left(tmp_path: Path) -> None:
     subprocess.run(command, timeout=120, check=True)
     for pid in (int(pid_file.read_text()), int((tmp_path / "pid.orphan").read_text())):
         assert has_ended(pid)
+
+
+ADOPTER = """
+import subprocess, sys, time
+from pathlib import Path
+from serve_app.launch.driver import Driver, become_subreaper
+become_subreaper()
+driver = Driver([sys.executable, "-c", sys.argv[1]], {**__import__("os").environ}, Path(sys.argv[2]))
+while driver.exit_code() is None and not Path(sys.argv[2]).read_text().startswith("reaped"):
+    time.sleep(0.02)
+driver.shut_down(2.0, lambda text: None)
+"""
+
+# Starts an orphan that ends at once, and waits until nothing is left of it, as of the engine of a killed replica.
+LOSER = """
+import subprocess, time
+from pathlib import Path
+orphan = subprocess.run(["sh", "-c", "true & echo $!"], capture_output=True, text=True, check=True).stdout.strip()
+while Path("/proc", orphan).exists():
+    time.sleep(0.02)
+print("reaped", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_an_orphan_that_ends_while_the_service_runs_leaves_no_entry_in_the_process_table(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ADOPTER), LOSER, str(tmp_path / "log")]
+    subprocess.run(command, timeout=60, check=True)
+    assert (tmp_path / "log").read_text() == "reaped\n"
 
 
 def has_ended(pid: int) -> bool:
