@@ -45,6 +45,11 @@ def markdown(results: dict[str, Any]) -> str:
     for name, of_part in (("engine", _engine), ("vllm", _vllm), ("service", _service)):
         if name in parts and parts[name]["figures"]:
             texts += of_part(parts[name]["figures"])
+    on_vllm = parts.get("vllm-service", {}).get("figures", {})
+    if "service" in on_vllm:
+        bare = parts.get("vllm", {}).get("figures", {}).get("service_load")
+        share = {"share": on_vllm["service"]["tokens_s"] / bare["tokens_s"]} if bare else {}
+        texts += _service({**on_vllm, "bare": bare, **share}, "vLLM through our adapter", "whole service on vLLM")
     if "correctness" in parts:
         texts += _correctness({**parts["correctness"]["figures"], "vLLM": parts.get("vllm", {}).get("figures")})
     if "kill" in parts:
@@ -103,9 +108,9 @@ def _vllm(found: dict[str, Any]) -> Iterable[str]:
         yield table(["", "tok/s", "step of one sequence, ms", "start, s", "contract"], rows)
 
 
-def _service(found: dict[str, Any]) -> Iterable[str]:
+def _service(found: dict[str, Any], bare: str = "bare engine", whole: str = "whole service") -> Iterable[str]:
     rows = []
-    for name, title in (("bare", "bare engine"), ("service", "whole service")):
+    for name, title in (("bare", bare), ("service", whole)):
         if one := found.get(name):
             rows.append([title, f"{one['tokens_s']:,.0f}", f"{one['pieces_s']:,.0f}"])
             rows[-1] += [_milliseconds(one[key]) for key in ("first_s_p50", "first_s_p99", "gap_s_p50", "gap_s_p99")]
@@ -113,7 +118,7 @@ def _service(found: dict[str, Any]) -> Iterable[str]:
         head = [f"{found['shape']}, {found['streams']} streams", "tok/s", "pieces/s"]
         yield table([*head, "first p50, ms", "first p99", "gap p50", "gap p99"], rows)
     if "share" in found:
-        yield f"The service has {found['share']:.0%} of the bare engine's throughput."
+        yield f"The service has {found['share']:.0%} of the throughput of its engine alone."
 
 
 def _correctness(found: dict[str, Any]) -> Iterable[str]:

@@ -58,6 +58,13 @@ PARTS: Final = (
     Part("engine", "Our engine", 150, "bench.gpu_check.engine"),
     Part("vllm", "vLLM's engine", 130, "bench.gpu_check.vllm_engine", _no_vllm, vllm_python),
     Part("service", "The whole service", 90, "bench.gpu_check.service", _no_service),
+    Part(
+        "vllm-service",
+        "The whole service on vLLM",
+        150,
+        "bench.gpu_check.vllm_service",
+        lambda: _no_service() or _no_vllm(),
+    ),
 )
 
 

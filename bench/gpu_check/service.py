@@ -26,8 +26,7 @@ def run(options: Options, report: Report) -> None:
     """Measures the bare engine first, in a process that ends, so that the GPU is free for the service."""
     from bench.gpu_check import models
 
-    shape = options.shapes[0]
-    streams, rounds, length = (STREAMS, ROUNDS, LENGTH) if options.on_gpu else (4, 1, 16)
+    shape, streams, rounds, length = options.shapes[0], *load(options)
     report.doing(f"{shape}: writing the model")
     args = engine_args(str(models.model_folder(shape, options)), options)
     report.add(shape=shape, streams=streams, requests=streams * rounds, reply_tokens=length)
@@ -38,6 +37,13 @@ def run(options: Options, report: Report) -> None:
     if done.returncode:
         raise RuntimeError(f"the bare engine ended with status {done.returncode}")
     report.add(bare=json.loads(done.stdout.splitlines()[-1]))
+    serve(options, report, args)
+    report.add(share=report.figures["service"]["tokens_s"] / report.figures["bare"]["tokens_s"])
+
+
+def serve(options: Options, report: Report, args: dict[str, Any]) -> None:
+    """Starts the service with this backend, measures it and stops it."""
+    shape, streams, rounds, length = options.shapes[0], *load(options)
     report.doing(f"{shape}: starting the service")
     server = make_server(args, options)
     began = time.monotonic()
@@ -54,10 +60,14 @@ def run(options: Options, report: Report) -> None:
         print(log.read_text(errors="replace")[-4000:] if log.is_file() else "no log of the service", flush=True)
         report.doing(f"{shape}: stopping the service")
         server.stop()
-    figures = report.figures
-    report.add(share=figures["service"]["tokens_s"] / figures["bare"]["tokens_s"])
-    if failed := figures["service"]["failed"]:
-        report.problem(f"{failed} replies failed: {figures['service']['problems'][0]}")
+    figures = report.figures["service"]
+    if failed := figures["failed"]:
+        report.problem(f"{failed} replies failed: {figures['problems'][0]}")
+
+
+def load(options: Options) -> tuple[int, int, int]:
+    """Returns streams, requests of each stream, and tokens of each reply."""
+    return (STREAMS, ROUNDS, LENGTH) if options.on_gpu else (4, 1, 16)
 
 
 def engine_args(folder: str, options: Options) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from bench.gpu_check import service
 from bench.gpu_check.correctness import LENGTHS, REPLY, judge, pytest_figures
 from bench.gpu_check.part import Options, Report, Skip
 from bench.gpu_check.parts import ROOT
@@ -53,6 +55,9 @@ def run(options: Options, report: Report) -> None:
         report.add(step_ms=(whole - first) / (load.length - 1) * 1e3)
         report.doing(f"{shape}: {load.sequences} sequences")
         report.add(tokens_s=load.sequences * load.length / models.generate(engine, asked, load.length))
+        report.doing(f"{shape}: the load of the whole service")
+        asyncio.run(service.measure_bare(engine, service.load(options)[0], 1, 8))
+        report.add(service_load=asyncio.run(service.measure_bare(engine, *service.load(options))))
         report.doing(f"{shape}: log-probabilities")
         short = models.prompts(config.vocab_size, LENGTHS)
         said = models.replies(engine, short, REPLY)

@@ -155,6 +155,21 @@ def results() -> dict[str, Any]:
     }
 
 
+def speed(tokens_s: float) -> dict[str, float]:
+    times = ("first_s_p50", "first_s_p99", "gap_s_p50", "gap_s_p99")
+    return {"tokens_s": tokens_s, "pieces_s": 600.0, **dict.fromkeys(times, 0.1)}
+
+
+def test_the_service_on_vllm_is_compared_with_vllm_under_the_same_load() -> None:
+    found = results()
+    found["parts"]["vllm"] = machine({"service_load": speed(20_000.0)})
+    found["parts"]["vllm-service"] = machine({"shape": "1b", "streams": 64, "service": speed(16_000.0)})
+    assert "| whole service on vLLM | 16,000 |" in page.markdown(found)
+    assert "The service has 80% of the throughput of its engine alone." in page.markdown(found)
+    del found["parts"]["vllm"]
+    assert "of the throughput" not in page.markdown(found)
+
+
 def test_the_page_shows_what_was_measured_and_why_the_rest_was_not() -> None:
     text = page.markdown(results())
     assert "| 1b | 1.24 | 0.62 | 10.50 | 6% | 3,578 | not measured |" in text
@@ -165,7 +180,7 @@ def test_the_page_shows_what_was_measured_and_why_the_rest_was_not() -> None:
 
 
 def test_the_page_of_a_run_that_ended_early_can_be_written() -> None:
-    for name in ("correctness", "kill", "engine", "vllm", "service"):
+    for name in ("correctness", "kill", "engine", "vllm", "service", "vllm-service"):
         early = {**results(), "parts": {"machine": machine({}), name: machine({}, "timed out")}}
         assert "**timed out**" in page.markdown(early)
 
