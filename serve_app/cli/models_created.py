@@ -114,7 +114,7 @@ def update_model(
 
 @command(app, "remove")
 def remove_model(session: Session, model: Identifier) -> None:
-    """Remove a created identifier. Its backends stay; requests that name it get 404."""
+    """Remove a created identifier. Its backends stay; requests that name it are refused with 422."""
     removed = session.client.api_delete("models", model)
     session.out.record(removed, [("removed", removed["id"])])
 

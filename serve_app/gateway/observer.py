@@ -29,6 +29,10 @@ class Observer:
         for sink in self._sinks:
             sink(record)
 
+    def answered_for_free(self, path: str) -> None:
+        """Counts a request without a price, such as one that counts tokens, by its door's path."""
+        self._counted.add(metrics.DOOR_REQUESTS, 1, path)
+
     def first_token(self, record: RequestRecord, seconds: float) -> None:
         """Records the seconds from arrival to the first token. The request may run on for minutes."""
         self._counted.observe(metrics.FIRST_TOKEN_SECONDS, seconds, record.model, record.backend)

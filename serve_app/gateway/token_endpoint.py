@@ -91,6 +91,7 @@ class TokenEndpoint:
         except Exception:
             logger.exception("a request failed")
             response = self._error(errors.server_error(), scope)
+        self._services.observer.answered_for_free(self._door.path)
         with contextlib.suppress(ClientGone):
             await response(scope, receive, Sender(send).send_message)
 

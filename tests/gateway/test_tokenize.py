@@ -65,6 +65,12 @@ async def test_a_conversation_reaches_the_replica_as_a_chat_request_would(world:
     assert not world.backends.token_calls[-1][1].add_generation_prompt
 
 
+async def test_each_answer_is_counted_by_its_path(world: World) -> None:
+    await asked(world, prompt="Hi")
+    await asked(world, "/v1/detokenize", tokens="wrong")
+    assert world.metrics.doors == ["/tokenize", "/detokenize"]
+
+
 async def test_it_is_free_of_charge_and_needs_no_balance(world: World) -> None:
     account, key = world.new_account(credit=0)
     async with client_of(world, key) as client:

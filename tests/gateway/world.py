@@ -235,6 +235,7 @@ class Counts:
         self.settlements: list[str] = []
         self.reruns: list[str] = []  # the backends that lost a replica
         self.first_tokens = 0
+        self.doors: list[str] = []
 
     def add(self, counter: Metric, value: float, *labels: str) -> None:
         assert len(labels) == len(counter.labels)
@@ -244,6 +245,8 @@ class Counts:
             self.refusals.append(labels[1])
         elif counter is metrics.SETTLEMENTS:
             self.settlements.append(labels[0])
+        elif counter is metrics.DOOR_REQUESTS:
+            self.doors += labels
         elif counter is metrics.RERUNS:
             self.reruns.append(labels[1])
 
