@@ -31,6 +31,7 @@ MAX_BODY = 8 * 2**20  # bytes
 _YEAR_10000 = 253402300800.0
 
 _RUNS = responses.c.beat_at.is_not(None)
+_IS_THERE = responses.c.body != b""  # see `delete_response`
 # The first response stands, unless it only says that it runs.
 _ADD = Upsert(
     responses,
@@ -85,6 +86,7 @@ def find_response(connection: Connection, wanted: FindResponse, now: float) -> S
         equals(responses.c.account_id, wanted.account_id),
         equals(responses.c.response_id, wanted.response_id),
         responses.c.expires_at > now,
+        _IS_THERE,
     )
     row = connection.execute(query).one_or_none()
     return None if row is None else StoredResponse(row.response_id, bytes(row.body), row.expires_at, row.beat_at)
@@ -92,13 +94,19 @@ def find_response(connection: Connection, wanted: FindResponse, now: float) -> S
 
 @writes(DeleteResponse)
 def delete_response(transaction: Transaction, wanted: DeleteResponse, now: float) -> bool:
-    gone = delete(responses).where(
+    """Deletes a response that has ended or is lost. The emptied row of a lost one keeps it from being stored later."""
+    its = (
         equals(responses.c.account_id, wanted.account_id),
         equals(responses.c.response_id, wanted.response_id),
         responses.c.expires_at > now,
-        ~_RUNS | (responses.c.beat_at < now - RESPONSE_LOST_S),
+        _IS_THERE,
     )
-    return transaction.connection.execute(gone).rowcount > 0
+    lost = responses.c.beat_at < now - RESPONSE_LOST_S
+    connection = transaction.connection
+    return (
+        connection.execute(delete(responses).where(*its, ~_RUNS)).rowcount > 0
+        or connection.execute(update(responses).where(*its, lost).values(body=b"", beat_at=None)).rowcount > 0
+    )
 
 
 @writes(BeginResponse)

@@ -168,6 +168,17 @@ def test_a_response_that_runs_is_deleted_only_when_its_gateway_is_lost(funded: B
     clock.now += RESPONSE_LOST_S + 1
     assert funded.ledger.run(gone)
     assert find(funded) is None
+    assert not funded.ledger.run(gone)
+
+
+def test_a_lost_response_that_was_deleted_does_not_come_back_when_its_gateway_does(funded: Books, clock: Clock) -> None:
+    begun(funded, clock)
+    clock.now += RESPONSE_LOST_S + 1
+    assert funded.ledger.run(DeleteResponse(funded.account_id, "resp_1"))
+    assert funded.ledger.run(BeatResponses(((funded.account_id, "resp_1"),))) == ()
+    funded.ledger.settle([settled(funded, "r1", stored(body=b"final", expires_at=clock.now + 600))])
+    assert not funded.ledger.run(EndResponse(funded.account_id, stored(body=b"failed", expires_at=clock.now + 600)))
+    assert find(funded) is None
 
 
 def test_a_refused_settlement_stores_no_response(funded: Books, clock: Clock) -> None:
