@@ -31,15 +31,16 @@ class TooLarge(ValueError):
 def encode_stored(items: Sequence[Json], response: Json, room: float = 1.0) -> bytes:
     """Returns the bytes to store. Items of the input get ids, so that they can be listed and referred to.
 
-    Raises TooLarge above this part of MAX_BYTES or MAX_JSON.
+    Of several items with the same id, the first keeps it. Raises TooLarge above this part of MAX_BYTES or MAX_JSON.
     """
     digits = digits_of(response["id"])
-    kept = []
+    kept: dict[str, Json] = {}
     for at, item in enumerate(items):
         given = item.get("id")
         new = f"{_KINDS.get(item.get('type', ''), 'msg')}_{digits}_i{at}"
-        kept.append({**item, "id": given if given and isinstance(given, str) else new})
-    encoded = encode_json({"items": kept, "response": response})
+        own = given if given and isinstance(given, str) and given not in kept else new
+        kept[own] = {**item, "id": own}
+    encoded = encode_json({"items": list(kept.values()), "response": response})
     if len(encoded) > room * MAX_JSON:
         raise TooLarge
     compressed = zlib.compress(encoded, 1)

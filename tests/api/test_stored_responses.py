@@ -71,6 +71,13 @@ def test_every_stored_item_has_an_id_and_keeps_one_that_it_has() -> None:
     assert [item["id"] for item in found] == [f"msg_{'a' * 32}_i{at}" for at in range(4)]
 
 
+def test_items_with_the_same_id_are_stored_as_several_items() -> None:
+    twice = [{"id": "msg_1", "role": "user", "content": text} for text in ("Hi", "Bye")]
+    found = decode_stored(encode_stored(parsed(input=twice).items, {"id": FIRST, "output": []})).items
+    assert [item["content"] for item in found] == ["Hi", "Bye"]
+    assert found[0]["id"] == "msg_1" != found[1]["id"]
+
+
 def test_a_conversation_that_compresses_well_is_not_stored_if_it_is_long() -> None:
     items = [{"role": "user", "content": "Hi", "unknown": "a" * (MAX_JSON // 3)}]
     assert len(decode_stored(encode_stored(items, {"id": FIRST, "output": []})).items) == 1
