@@ -152,6 +152,8 @@ def choose(facts: Facts, wish: Wish, machine: Machine, python: str) -> Choice:
     if wish.gpus == 0:
         gpus = []
     engine = wish.engine or ("vllm" if gpus else "native")
+    if engine not in ("vllm", "native"):
+        raise LaunchError(f"ENGINE={engine}: can only be started from a configuration (docs/guides/add-a-model.md)")
     if wish.quantization and (engine != "vllm" or not gpus):
         raise LaunchError("QUANTIZATION is for vLLM on a GPU: leave it out")
     own = facts.context

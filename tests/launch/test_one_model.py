@@ -133,6 +133,7 @@ def test_vllms_share_leaves_what_other_programs_use() -> None:
 @pytest.mark.parametrize(
     ("there", "wish", "message"),
     [
+        (machine(), {"engine": "other"}, r"ENGINE=other: can only be started from a configuration"),
         (machine(L4, L4), {"gpus": 3}, r"GPUS=3: this machine has 2"),
         (machine(), {"gpus": 1}, r"GPUS=1: no NVIDIA GPU was found"),
         (machine(L4), {"gpus": -1}, r"GPUS=-1: must be at least 0"),
