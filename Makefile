@@ -177,13 +177,14 @@ $(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(VENV)/.base
 	  else $(CLIENTS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<; fi
 	@touch $@
 
-# Programs as their users run them: 2 GB, for the longest tests only.
+# Programs as their users run them: 2 GB, for the longest tests only. Their lock file has no packages of other platforms,
+# which `npm ci` would ask for.
 $(PROGRAMS)/.installed: $(AGENTS)/requirements.txt $(AGENTS)/package.json $(AGENTS)/package-lock.json | $(VENV)/.base
 	@echo "serve-app: installing programs into $(PROGRAMS), once; this takes some minutes" >&2
 	@$(BIN)/python -m venv --clear $(PROGRAMS)/venv
 	@if [ -x $(UV) ]; then $(UV) pip install -q --python $(PROGRAMS)/venv/bin/python -r $<; \
 	  else $(PROGRAMS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<; fi
-	@if command -v npm >/dev/null; then cd $(AGENTS) && npm ci --no-audit --no-fund --loglevel=error; \
+	@if command -v npm >/dev/null; then cd $(AGENTS) && npm install --no-save --no-audit --no-fund --loglevel=error; \
 	  else echo "serve-app: npm is not installed, so the tests of coding agents are skipped" >&2; fi
 	@touch $@
 
