@@ -69,6 +69,7 @@ class Client:
         self.findings = Findings()
         self.replies: dict[str, Received] = {}
         self.slowest_s = 0.0
+        self.sent: list[tuple[float, float, int, dict[str, Any]]] = []  # begin, end, number, body
         self._http = httpx.AsyncClient(base_url=base_url, timeout=180, trust_env=False)
         self._head = {"authorization": f"Bearer {key}"}
 
@@ -79,14 +80,14 @@ class Client:
 
         async def one() -> None:
             for number in todo:
-                await self._send(draw(rng))
+                await self._send(number, draw(rng))
                 if number % 1000 == 999:
                     say(f"{number + 1:,} of {requests:,} requests; {dict(self.findings.counts) or 'no finding'}")
 
         async with self._http:
             await asyncio.gather(*(one() for _ in range(at_once)))
 
-    async def _send(self, drawn: Drawn) -> None:
+    async def _send(self, number: int, drawn: Drawn) -> None:
         began = time.monotonic()
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=drawn.body, headers=self._head) as reply:
@@ -100,7 +101,13 @@ class Client:
                     self.replies[received.request_id] = received
         except httpx.HTTPError as error:
             self.findings.add("broken connection", {"error": repr(error), "body": drawn.body})
-        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        ended = time.monotonic()
+        self.slowest_s = max(self.slowest_s, ended - began)
+        self.sent.append((began, ended, number, drawn.body))
+
+    def running(self, begin: float, end: float) -> dict[int, dict[str, Any]]:
+        """Returns bodies, by number, of requests that began shortly before or in this time, which is a stall."""
+        return {number: body for began, ended, number, body in self.sent if begin - 0.5 < began < end and ended > begin}
 
     async def _whole(self, reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         yield json.loads(await reply.aread())
@@ -151,9 +158,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     finally:
         server.stop()
     gaps, uncached = busy
-    for gap in gaps:
+    for at, gap in gaps:
         if gap > STALL_S:
-            client.findings.add("stall of another account's stream", round(gap, 3))
+            example = {"gap, s": round(gap, 3), "began meanwhile": client.running(at - gap, at)}
+            client.findings.add("stall of another account's stream", example)
     for tokens in uncached[1:]:
         if tokens > MAX_UNCACHED:
             client.findings.add("another account's prompt left the cache", tokens)
@@ -171,8 +179,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _longest(gaps: list[float]) -> float:
-    return round(max(gaps, default=0.0), 3)
+def _longest(gaps: list[tuple[float, float]]) -> float:
+    return round(max((gap for _, gap in gaps), default=0.0), 3)
 
 
 def _compare_with_books(server: OneReplica, account: str, client: Client) -> None:

@@ -12,8 +12,11 @@ import httpx
 from bench.harness.servers import ServerError
 
 
-def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[float], list[int]]:
-    """Runs `work` beside the other account in a separate process; returns gaps and uncached tokens."""
+def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[tuple[float, float]], list[int]]:
+    """Runs `work` beside the other account in a separate process; returns gaps and uncached tokens.
+
+    A gap is the time at its end on the monotonic clock, and its seconds.
+    """
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     process = context.Process(target=_bystander, args=(theirs, base_url, key), daemon=True)
@@ -23,7 +26,7 @@ def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[floa
         pipe.recv()
         work()
         pipe.send("stop")
-        found: tuple[list[float], list[int]] = pipe.recv()
+        found: tuple[list[tuple[float, float]], list[int]] = pipe.recv()
         return found
     except EOFError:
         raise ServerError("the other account's client has ended; its error is above") from None
@@ -34,7 +37,7 @@ def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[floa
 
 def _bystander(pipe: Connection, base_url: str, key: str) -> None:
     """Streams replies and asks for a cached prompt in turn until told to stop; sends gaps and uncached tokens."""
-    gaps: list[float] = []
+    gaps: list[tuple[float, float]] = []
     uncached: list[int] = []
     head = {"authorization": f"Bearer {key}"}
     stable = "You know these words by heart: " + " ".join(str(number) for number in range(400))
@@ -52,6 +55,6 @@ def _bystander(pipe: Connection, base_url: str, key: str) -> None:
                     now = time.monotonic()
                     if '"content"' in line:
                         if last is not None:
-                            gaps.append(now - last)
+                            gaps.append((now, now - last))
                         last = now
     pipe.send((gaps, uncached))
