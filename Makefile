@@ -22,7 +22,7 @@ PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint docs lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy fuzz gpu-check
+.PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint docs lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy fuzz gpu-check console-assets
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -118,6 +118,9 @@ bench-console: $(VENV)/.base ## measure how much 50 people who browse the consol
 
 bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages, two minutes (needs chromium and chromium-driver)
 	@$(BIN)/python -m bench.console.paint $(ARGS)
+
+console-assets: $(VENV)/.base ## fetch the console's style sheet, scripts and icons from their npm packages (needs npm)
+	@$(BIN)/python -m serve_app.console.assets
 
 bench-limits: $(VENV)/.base ## measure the cost of one admission
 	$(BIN)/python bench/limits.py

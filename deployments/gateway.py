@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.applications import BackendApplications
-from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle, OtherGateways
+from deployments.handles import AccountingHandle, BackendHandles, ConsoleHandle, LimiterHandle, OtherGateways
 from deployments.http_server import amend_http_server
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
@@ -21,19 +23,24 @@ from serve_app import __version__, secret_files
 from serve_app.admin.accounts import states_of
 from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
+from serve_app.admin.for_console import run_for_console
 from serve_app.admin.live import LiveQuery, live
-from serve_app.admin.routes import admin_router
+from serve_app.admin.public import RECOMMENDED_TEMPERATURES, get_ready
+from serve_app.admin.routes import admin_router, encoded_documents
 from serve_app.api.doors import DOORS
 from serve_app.api.errors import ApiError
 from serve_app.contracts import calls, metrics
 from serve_app.contracts.accounting_shards import AccountingShards
-from serve_app.contracts.books import Settlement
+from serve_app.contracts.books import Audit, Settlement
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.limiting import AccountStatus
+from serve_app.contracts.offers import Front
+from serve_app.contracts.served import Offer
 from serve_app.contracts.spans import SpanExport
 from serve_app.gateway.app import build_app
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
+from serve_app.gateway.front import Page, front_routes, offers_of
 from serve_app.gateway.lifecycle import Lifecycle
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer, log_line
@@ -43,12 +50,13 @@ from serve_app.gateway.settlements import Settlements
 from serve_app.gateway.tracing import Tracing
 from serve_app.model.orphans import Orphans, Seen, orphan_line
 from serve_app.settings import GatewayArgs, GatewaySettings, IdentifierSettings, parse
-from serve_app.storage.request_log import FOLDER, RequestLog, find_lines
+from serve_app.storage.request_log import FOLDER, RequestLog, find_lines, recent_lines
 from serve_app.storage.spool import ORPHANS, Spool
 from serve_app.times import GATEWAY_STOPS_S
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
 BACKGROUND_S = 560.0  # for responses that run in the background
+CONSOLE = "console"  # the application's name
 SETTLE_S = 5.0  # for the ledger to accept the rest of the spool; after that, another gateway takes it over
 HAND_OVER_S = 5.0
 
@@ -75,7 +83,8 @@ class Gateway:
         amend_http_server()
         self._metrics = RayMetrics()
         self._shares: dict[tuple[str, str], float] = {}  # as last exported
-        backends = BackendHandles()
+        backends = self._backends = BackendHandles()
+        self._console_handle = ConsoleHandle()
         ledger = self._ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
         keys = secret_files.load_secrets(args.state_dir())
         # Serve builds the app before it passes user_config. Requests arrive only after both.
@@ -127,6 +136,7 @@ class Gateway:
             secret_keys=keys.secret_keys,
             currency=args.currency,
             find_lines=partial(find_lines, args.state_dir() / FOLDER),
+            recent_lines=partial(recent_lines, args.state_dir() / FOLDER),
             alert_mail=args.alert_mail,
             private_webhooks=args.private_webhooks,
         )
@@ -175,9 +185,47 @@ class Gateway:
         if self._services.settings.request_log:
             self._log.write(log_line(record))
 
+    async def _is_ready(self) -> bool:
+        try:
+            await get_ready(self._admin)
+        except ApiError:
+            return False
+        return True
+
+    async def _describe(self) -> dict[str, Any]:
+        return {"status": "ok" if await self._is_ready() else "degraded"}
+
+    async def _front_page(self, base: str) -> Page | None:
+        """Returns the page at `/`, rendered by the console; None if none runs or it does not answer."""
+        root = self._backends.route_of(CONSOLE)
+        if root is None:
+            return None
+        offers = tuple(offers_of(self._services.catalogue, time.time()))
+        return await self._console_handle.landing(
+            Front(base, root.rstrip("/"), offers, self._admin.currency, await self._is_ready())
+        )
+
+    def document(self) -> bytes:
+        """Returns the operators' OpenAPI document, for the console."""
+        return encoded_documents(self._services.catalogue).operators
+
     def identifiers(self) -> list[str]:
         """Returns the served model identifiers, for the console."""
         return list(self._services.catalogue.identifiers)
+
+    def offers(self) -> list[Offer]:
+        """Returns the served identifiers with their prices, for the console."""
+        catalogue, now = self._services.catalogue, time.time()
+        return [
+            Offer(
+                name,
+                catalogue[name].context_length,
+                catalogue[name].max_output,
+                catalogue.price(name, now),
+                dict(catalogue[name].recommended_temperatures or RECOMMENDED_TEMPERATURES.get(name, {"default": 1.0})),
+            )
+            for name in catalogue.identifiers
+        ]
 
     async def live(self) -> dict[str, Any]:
         """Returns the live state, for the console's operators."""
@@ -185,6 +233,10 @@ class Gateway:
             return (await live(self._admin, LiveQuery.model_validate({}))).model_dump()
         except ApiError as error:
             raise Unavailable(error.message) from None
+
+    async def run_for_console(self, operation: str, given: Mapping[str, Any], audit: Audit | None) -> dict[str, Any]:
+        """Runs an operator's request of the console: see `admin/for_console.py`."""
+        return await run_for_console(self._admin, operation, given, audit)
 
     async def status_of(self, account_id: str) -> AccountStatus:
         """Returns an account's limits and current holds, for the console."""
@@ -213,6 +265,7 @@ class Gateway:
             self._services,
             self._authenticator,
             [admin_router(self._admin)],
+            front=front_routes(self._describe, self._front_page),
             on_stop=self._finish,
             # Serve's middleware keeps or creates the request id and sets it on every response.
             tag_responses=False,

@@ -33,12 +33,14 @@ from serve_app.contracts.generation import (
     TokenizeCall,
     Tokenized,
 )
+from serve_app.contracts.offers import Front
 from serve_app.contracts.ports import BackendUnavailable, SettleAnswer
 
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
 # Serve's default, cloudpickle, takes up to four times as long. Only classes that cannot be imported need it.
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
 FINGERPRINT_S = 2.0  # a list of models does not wait for a busy replica
+LANDING_S = 3.0
 STATUS_S = 1.0  # minimum time between two queries to the controller
 ENTRANCE = "Entrance"  # the ingress of a backend with a custom router (deployments/routing.py)
 
@@ -105,6 +107,27 @@ class OtherGateways:
         return bool(await answer_of(self._taking.remote(settlements)))
 
 
+class ConsoleHandle:
+    """The console, which may not run."""
+
+    def __init__(self) -> None:
+        self._landing: DeploymentHandle | None = None
+
+    async def landing(self, front: Front) -> tuple[bytes, dict[str, str]] | None:
+        """Returns the page at `/` and its headers; None if the console does not answer soon."""
+        try:
+            if self._landing is None:
+                found = await asyncio.to_thread(serve.get_deployment_handle, "Console", app_name="console")
+                self._landing = found.options(method_name="landing", **PICKLED)
+            async with asyncio.timeout(LANDING_S):
+                made: tuple[bytes, dict[str, str]] = await answer_of(self._landing.remote(front))
+        except RayTaskError:
+            raise  # a fault of the page itself
+        except (Unavailable, TimeoutError, *TRANSPORT):
+            return None
+        return made
+
+
 def _line(handle: DeploymentHandle) -> Line:
     """Returns a line to the deployment's only replica, which has the methods `answer` and `address`."""
     answering = handle.options(method_name="answer", **PICKLED)
@@ -157,6 +180,7 @@ class BackendHandles:
         self._status: dict[str, dict[str, Any]] = {}
         self._status_until = 0.0
         self._asking: asyncio.Task[None] | None = None
+        self._routes: dict[str, str] = {}  # path of each running application that has one
         self._deployed: dict[str, float] = {}  # deployment time by application, in Unix seconds
         self._fingerprints: dict[str, tuple[float, str]] = {}  # deployment time and fingerprint by backend
 
@@ -223,6 +247,10 @@ class BackendHandles:
             self._fingerprints[backend] = (deployed, fingerprint)
         return fingerprint
 
+    def route_of(self, application: str) -> str | None:
+        """Returns an application's path as of the last status; None: it has none, or does not run."""
+        return self._routes.get(application)
+
     async def status(self) -> dict[str, dict[str, Any]]:
         """See BackendPort."""
         if time.monotonic() >= self._status_until:
@@ -247,6 +275,8 @@ class BackendHandles:
             for name, one in applications.items()
         }
         self._deployed = {name: one["last_deployed_time_s"] for name, one in applications.items()}
+        routes = {name: one.get("route_prefix") for name, one in applications.items() if self._status[name]["replicas"]}
+        self._routes = {name: path for name, path in routes.items() if path is not None}
         self._status_until = time.monotonic() + STATUS_S
 
     def _replicas(self, name: str, application: dict[str, Any]) -> int:

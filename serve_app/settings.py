@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from serve_app.contracts.billing import Seller
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import Price, parse_amount, price_per_million
 from serve_app.contracts.served import check_aliases
@@ -277,6 +278,51 @@ class OpenIdSettings(_Strict):
     """The provider's name on the pages."""
 
 
+class BrandSettings(_Strict):
+    """Name, logo and colour of the product on the console's pages."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)] = "serve-app"
+    """The product's name."""
+    logo: Path | None = None
+    """File of the logo, an SVG or a PNG, square. Default: a built-in icon."""
+    accent: Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")] = "#066fd1"
+    """Colour of buttons and links, as `#RRGGBB`. White text must be legible on it."""
+
+    @field_validator("logo")
+    @classmethod
+    def _is_picture(cls, value: Path | None) -> Path | None:
+        if value is not None and (value.suffix not in (".svg", ".png") or not value.is_file()):
+            raise ValueError("must be the path of an .svg or .png file that exists")
+        return value
+
+
+class SellerSettings(_Strict):
+    """The company that issues statements and invoices, as PDF."""
+
+    name: Annotated[str, Field(max_length=100)] = ""
+    """The company's name. Default: the name of `brand`."""
+    address: Annotated[str, Field(max_length=500)] = ""
+    """Its address, in lines."""
+    tax_id: Annotated[str, Field(max_length=40)] = ""
+    """Its tax ID."""
+    email: Annotated[str, Field(max_length=200)] = ""
+    """E-mail address for questions about invoices."""
+    font: Path | None = None
+    """TrueType font of the documents. Default: Helvetica, which has only Western European letters; `?` replaces other
+    letters."""
+
+    @field_validator("font")
+    @classmethod
+    def _is_font(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError("must be the path of a TrueType font that exists")
+        return value
+
+    def issuer(self, brand: BrandSettings) -> Seller:
+        font = None if self.font is None else str(self.font)
+        return Seller(self.name or brand.name, self.address, self.tax_id, self.email, font)
+
+
 class ConsoleArgs(_StateArgs):
     """`args` of the console application. `home` and `accounting_shards` must equal the gateway's."""
 
@@ -293,12 +339,39 @@ class ConsoleArgs(_StateArgs):
     """Whether webhooks may use http and addresses that are not public. Allow it only if all accounts are yours."""
     openid: OpenIdSettings | None = None
     """OpenID Connect provider. Without it, users sign in only with passwords."""
+    url: Annotated[str, Field(pattern=r"^(https?://[^\s?#]+[^\s?#/])?$")] = ""
+    """The console's public address, such as `https://example.com/console`, for links in e-mail: resets of passwords,
+    sign-up and invitations. Without it, the console mails no links."""
+    signup: Literal["closed", "invited", "open"] = "invited"
+    """Who may become a new user: `closed`: people whom an operator invites; `invited`: also people whom an account's
+    owner invites; `open`: everyone who confirms an e-mail address, with an account of their own. `open` needs `mail`
+    and `url`."""
+    signup_credit: str = "0"
+    """Credit that an account gets at sign-up, in units of the currency."""
+    signup_credit_per_day: str = "0"
+    """Maximum total of the credit that accounts get at sign-up in 24 hours. Accounts beyond it start without credit."""
+    brand: BrandSettings = BrandSettings()
+    """Name, logo and colour of the product."""
+    seller: SellerSettings = SellerSettings()
+    """Company on statements and invoices."""
 
-    @field_validator("credit_alone")
+    trace_url: Annotated[str, Field(pattern=r"^(https?://\S*\{trace_id\}\S*)?$")] = ""
+    """Address of a trace in your tracing system, with `{trace_id}`. For operators, the page of a request then links to
+    it."""
+
+    @field_validator("credit_alone", "signup_credit", "signup_credit_per_day")
     @classmethod
     def _is_amount(cls, value: str) -> str:
         parse_amount(value)
         return value
+
+    @model_validator(mode="after")
+    def _sign_up_can_work(self) -> ConsoleArgs:
+        if self.signup == "open" and (self.mail is None or not self.url):
+            raise ValueError("signup: open needs mail and url, to confirm the addresses")
+        if parse_amount(self.signup_credit) > parse_amount(self.signup_credit_per_day):
+            raise ValueError("signup_credit is above signup_credit_per_day: no account would get it")
+        return self
 
 
 class ModelArgs(EngineSettings):

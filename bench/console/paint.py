@@ -25,7 +25,7 @@ from bench.console.service import EMAIL, PASSWORD, WithConsole
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
 from bench.harness.servers import ServerError
-from serve_app.console.rules import RULES
+from serve_app.console.app import PAGES
 
 PATIENCE_S: Final = 30
 PAINTED: Final = """
@@ -42,7 +42,7 @@ def pages(server: WithConsole, account_id: str) -> dict[str, str]:
         "month": time.strftime("%Y-%m", time.gmtime()),
         "token": invited["path"].rsplit("/", 1)[1],
     }
-    paths = [route.split()[1] for route in RULES if route.startswith("GET ")]
+    paths = [page.path for page in PAGES if page.method == "GET"]
     others = ("/static/", ".csv", "/openid", "{request_id}")
     return {path: path.format(**values) for path in paths if not any(other in path for other in others)}
 

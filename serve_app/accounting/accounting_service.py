@@ -36,7 +36,6 @@ from serve_app.contracts.commands import (
     ReadChanges,
     RecordPrices,
     ReleaseLease,
-    SumHours,
 )
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.metric import Metrics
@@ -53,7 +52,7 @@ COMMIT_STUCK_S = 300.0  # for one batch, whose settlements may be settled one by
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # many reads or writes must not make a limiter's lease expire
 LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
-SLOW = frozenset((*LONG_READS, *STEPS, SumHours))  # their duration depends on the caller and the request
+SLOW = frozenset((*LONG_READS, *STEPS))  # their duration depends on the caller and the request
 LANE_WAIT_S = 10.0  # as long as gateways wait for an answer
 MAX_WAITING = 2000  # per lane; more than a limiter requests at once
 AWAY_S = 0.5  # between two attempts while the database is unavailable, however many callers retry

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.registry import LONG_S, reads, writes
-from serve_app.accounting.schema import audit_log
-from serve_app.accounting.validation import check_page, equals, is_text
+from serve_app.accounting.schema import audit_log, head
+from serve_app.accounting.validation import check_name, check_page, equals, is_text
 from serve_app.contracts.books import AccountSnapshot, Audit, AuditRecord, KeySnapshot
-from serve_app.contracts.commands import ListAudit, RecordAudit, RecordPrices
+from serve_app.contracts.commands import MAX_SEARCHED, ListAudit, RecordAudit, RecordPrices
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 
@@ -105,6 +105,15 @@ def list_audit(connection: Connection, wanted: ListAudit, _now: float) -> list[A
         query = query.where(equals(audit_log.c.account_id, wanted.account_id))
     if wanted.after is not None:
         query = query.where(audit_log.c.id < wanted.after)
+    if wanted.actor is not None or wanted.action is not None:
+        # No index has the actor or the action. Ids have no gaps, so a range of them bounds what is read.
+        end = select(head.c.audit + 1).scalar_subquery() if wanted.after is None else wanted.after
+        query = query.where(audit_log.c.id >= end - MAX_SEARCHED)
+    if wanted.actor is not None:
+        check_name(wanted.actor, "an actor")
+        query = query.where(func.lower(audit_log.c.actor).contains(wanted.actor.lower(), autoescape=True))
+    if wanted.action is not None:
+        query = query.where(equals(audit_log.c.action, wanted.action))
     return [
         AuditRecord(audit_id=row.id, detail=json.loads(row.detail), **{name: row._mapping[name] for name in _AS_STORED})
         for row in connection.execute(query)

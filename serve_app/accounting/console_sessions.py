@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
-from serve_app.accounting.console_tables import sessions, users
+from serve_app.accounting.console_tables import passkeys, recovery_codes, sessions, users
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.people import read_person
 from serve_app.accounting.registry import reads, writes
@@ -35,13 +35,23 @@ def open_session(transaction: Transaction, wanted: OpenSession, now: float) -> S
     if person.suspended:
         raise InvalidValue("this person is suspended")
     if wanted.password is not None:
-        needs_code = person.totp_secret is not None and wanted.totp_step is None
+        needs_code = person.totp_secret is not None and wanted.totp_step is None and wanted.recovery is None
         if needs_code or person.password != wanted.password:
             raise InvalidValue("password or codes were changed meanwhile: sign in again")
     if wanted.totp_step is not None:
         if wanted.totp_step <= person.totp_step:
             raise InvalidValue("this code has been used: wait for the next one")
         connection.execute(update(users).where(users.c.id == person.user_id).values(totp_step=wanted.totp_step))
+    if wanted.recovery is not None:
+        mine = (equals(recovery_codes.c.digest, wanted.recovery), recovery_codes.c.user_id == person.user_id)
+        if not connection.execute(delete(recovery_codes).where(*mine)).rowcount:
+            raise InvalidValue("this recovery code is wrong or used")
+        write_audit(transaction, wanted.audit, "use_recovery_code", "", {}, now, subject=person.user_id)
+    if wanted.passkey is not None:
+        passkey_id, count = wanted.passkey
+        one = (equals(passkeys.c.id, passkey_id), passkeys.c.user_id == person.user_id)
+        if not connection.execute(update(passkeys).where(*one).values(sign_count=count, used_at=now)).rowcount:
+            raise InvalidValue("this passkey was removed")
     session_id = new_id("sess_")
     times = {"created_at": now, "seen_at": now, "expires_at": wanted.expires_at}
     connection.execute(insert(sessions).values(id=session_id, digest=wanted.digest, user_id=person.user_id, **times))

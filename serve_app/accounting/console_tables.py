@@ -1,4 +1,4 @@
-"""Console tables: people, their notices, credits that need two operators, management keys, and recharging."""
+"""Console tables: people, their notices, credits, operators' notes and notices, management keys, and recharging."""
 
 from __future__ import annotations
 
@@ -70,7 +70,35 @@ invitations = Table(
     Column("expires_at", Double, nullable=False),
     Column("used_at", Double),
     Column("revoked_at", Double),
+    Column("invited_by", Text),  # the inviting owner's name; null: the operator
     Index("ix_invitations_account_id", "account_id"),
+)
+
+sign_in_links = Table(  # for the first person of an account, who may not exist yet; a link that is used has no row
+    "sign_in_links",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("expires_at", Double, nullable=False),
+)
+
+recovery_codes = Table(  # a code that is used has no row
+    "recovery_codes",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("user_id", Text, ForeignKey("users.id"), nullable=False, index=True),
+)
+
+passkeys = Table(
+    "passkeys",
+    metadata,
+    Column("id", Text, primary_key=True),  # of the credential, in base64url; likewise the key
+    Column("user_id", Text, ForeignKey("users.id"), nullable=False, index=True),
+    Column("name", Text, nullable=False),
+    Column("public_key", Text, nullable=False),
+    Column("sign_count", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("used_at", Double),
 )
 
 sessions = Table(
@@ -139,6 +167,29 @@ pending_credits = Table(
     Column("approved", Boolean),
 )
 
+account_notes = Table(
+    "account_notes",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("author", Text, nullable=False),  # an operator's e-mail address
+    Column("created_at", Double, nullable=False),
+    Index("ix_account_notes_account_id_created_at", "account_id", "created_at"),
+)
+
+announcements = Table(  # of operators to customers; a few rows
+    "announcements",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("text", Text, nullable=False),
+    Column("level", Text, nullable=False),
+    Column("account_id", Text, nullable=False),  # empty: every account
+    Column("starts_at", Double, nullable=False),
+    Column("ends_at", Double),  # null: until it is ended
+    Column("author", Text, nullable=False),
+)
+
 management_keys = Table(
     "management_keys",
     metadata,
@@ -150,6 +201,17 @@ management_keys = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
+)
+
+# What stands on an account's invoices; empty: not given.
+billing_details = Table(
+    "billing_details",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("company", Text, nullable=False),
+    Column("address", Text, nullable=False),  # lines
+    Column("tax_id", Text, nullable=False),
+    Column("email", Text, nullable=False),
 )
 
 recharges = Table(

@@ -13,7 +13,7 @@ from serve_app.accounting.funds import add_credit
 from serve_app.accounting.people import end_sessions, find_person, read_person
 from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.snapshots import read_account
-from serve_app.accounting.validation import check_name, equals
+from serve_app.accounting.validation import check_name, check_page, equals
 from serve_app.contracts.commands import AddCredit
 from serve_app.contracts.errors import Conflict, InvalidAmount, InvalidValue
 from serve_app.contracts.key_format import new_id
@@ -92,9 +92,14 @@ def ask_credit(transaction: Transaction, wanted: AskCredit, now: float) -> Pendi
 
 
 @reads(ListPendingCredits)
-def list_pending_credits(connection: Connection, _wanted: ListPendingCredits, _now: float) -> list[PendingCredit]:
-    query = select(pending_credits).where(pending_credits.c.decided_at.is_(None))
-    return [_pending(row) for row in connection.execute(query.order_by(pending_credits.c.asked_at))]
+def list_pending_credits(connection: Connection, wanted: ListPendingCredits, _now: float) -> list[PendingCredit]:
+    at = pending_credits.c.decided_at
+    query = select(pending_credits).limit(check_page(wanted.limit))
+    if wanted.decided:
+        query = query.where(at.is_not(None)).order_by(at.desc(), pending_credits.c.id)
+    else:
+        query = query.where(at.is_(None)).order_by(pending_credits.c.asked_at)
+    return [_pending(row) for row in connection.execute(query)]
 
 
 @writes(DecideCredit)
@@ -129,4 +134,5 @@ def _find(connection: Connection, pending_id: str) -> Row[Any] | None:
 
 def _pending(row: Row[Any]) -> PendingCredit:
     asked = (row.id, row.account_id, row.amount, row.kind, row.memo, row.asked_by, row.asked_at)
-    return PendingCredit(*asked, booked=row.approved is True and row.decided_by == row.asked_by)
+    booked = row.approved is True and row.decided_by == row.asked_by
+    return PendingCredit(*asked, booked, row.decided_by, row.decided_at, row.approved)

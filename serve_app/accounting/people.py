@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, update
 
 from serve_app.accounting.audit_log import write_audit
-from serve_app.accounting.console_tables import identities, invitations, memberships, operator_roles, sessions, users
+from serve_app.accounting.console_tables import (
+    identities,
+    invitations,
+    memberships,
+    operator_roles,
+    passkeys,
+    recovery_codes,
+    sessions,
+    users,
+)
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.registry import reads, writes
+from serve_app.accounting.registry import LONG_S, reads, writes
+from serve_app.accounting.schema import accounts
 from serve_app.accounting.snapshots import read_account
-from serve_app.accounting.validation import check_fields, check_name, equals, is_text
+from serve_app.accounting.validation import check_fields, check_name, check_page, equals, is_text
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.key_format import new_id
@@ -23,6 +33,7 @@ from serve_app.contracts.people import (
     ChangePerson,
     FindInvitation,
     FindPerson,
+    GetPerson,
     Identity,
     Invitation,
     InvitePerson,
@@ -30,6 +41,7 @@ from serve_app.contracts.people import (
     Person,
     ResetPerson,
     RevokeInvitation,
+    SearchPeople,
     SuspendPerson,
 )
 from serve_app.contracts.units import DAY_S
@@ -40,15 +52,13 @@ _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
 
 @writes(InvitePerson)
 def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) -> Invitation:
-    connection, email = transaction.connection, wanted.email.strip().lower()
+    connection, email = transaction.connection, checked_email(wanted.email)
     read_account(connection, wanted.account_id)
-    if not is_text(email, 200) or not is_email(email):
-        raise InvalidValue(f"{wanted.email!r} is not an e-mail address")
     if wanted.role not in ROLES:
         raise InvalidValue(f"role {wanted.role!r}: give one of {', '.join(ROLES)}")
     earlier = connection.execute(select(invitations).where(invitations.c.digest == wanted.digest)).one_or_none()
     if earlier is not None:
-        return _invitation(earlier)  # a repetition
+        return _invitation(connection, earlier)  # a repetition
     known = find_person(connection, FindPerson(email), now)
     if known is not None and wanted.account_id in known.roles:
         raise Conflict(f"{email} already belongs to this account")
@@ -57,17 +67,18 @@ def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) ->
     end_invitations(connection, wanted.account_id, email, now)
     row = {"id": new_id("inv_"), "email": email, "account_id": wanted.account_id, "role": wanted.role}
     times = {"created_at": now, "expires_at": wanted.expires_at}
-    connection.execute(insert(invitations).values(**row, **times, digest=wanted.digest))
+    connection.execute(insert(invitations).values(**row, **times, digest=wanted.digest, invited_by=wanted.invited_by))
     detail = {"email": email, "role": wanted.role, "expires_at": wanted.expires_at}
     write_audit(transaction, wanted.audit, "invite_person", wanted.account_id, detail, now, subject=row["id"])
-    return _invitation(connection.execute(select(invitations).where(invitations.c.id == row["id"])).one())
+    made = connection.execute(select(invitations).where(invitations.c.id == row["id"])).one()
+    return _invitation(connection, made)
 
 
 @reads(FindInvitation)
 def find_invitation(connection: Connection, wanted: FindInvitation, now: float) -> Invitation | None:
     query = select(invitations).where(equals(invitations.c.digest, wanted.digest), *_OPEN)
     row = connection.execute(query.where(invitations.c.expires_at > now)).one_or_none()
-    return None if row is None else _invitation(row)
+    return None if row is None else _invitation(connection, row)
 
 
 @writes(RevokeInvitation)
@@ -82,7 +93,7 @@ def revoke_invitation(transaction: Transaction, wanted: RevokeInvitation, now: f
     if row.revoked_at is None:
         connection.execute(update(invitations).where(invitations.c.id == row.id).values(revoked_at=now))
         write_audit(transaction, wanted.audit, "revoke_invitation", row.account_id, {}, now, subject=row.id)
-    return _invitation(connection.execute(query).one())
+    return _invitation(connection, connection.execute(query).one())
 
 
 @writes(AcceptInvitation)
@@ -91,17 +102,12 @@ def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: f
     invitation = find_invitation(connection, FindInvitation(wanted.digest), now)
     if invitation is None:
         raise InvalidValue("this invitation is used, revoked or expired: ask for a new one")
-    check_name(wanted.name)
-    _check_free(connection, invitation.email)
-    user_id = new_id("user_")
-    given = {"id": user_id, "email": invitation.email, "name": wanted.name, "password": wanted.password}
-    connection.execute(insert(users).values(**given, totp_step=0, suspended=False, created_at=now))
+    user_id = add_person(connection, invitation.email, wanted.name, wanted.password, now)
     if wanted.identity is not None:
         add_identity(connection, user_id, wanted.identity, now)
     elif not wanted.password:
         raise InvalidValue("a password is required")
-    member = {"user_id": user_id, "account_id": invitation.account_id, "role": invitation.role}
-    connection.execute(insert(memberships).values(member))
+    add_member(connection, user_id, invitation.account_id, invitation.role)
     used = update(invitations).where(invitations.c.id == invitation.invitation_id).values(used_at=now)
     connection.execute(used)
     end_invitations(connection, invitation.account_id, invitation.email, now)
@@ -117,6 +123,21 @@ def find_person(connection: Connection, wanted: FindPerson, _now: float) -> Pers
     return None if row is None else _person(connection, row)
 
 
+@reads(GetPerson)
+def get_person(connection: Connection, wanted: GetPerson, _now: float) -> Person:
+    return read_person(connection, wanted.user_id)
+
+
+@reads(SearchPeople, timeout_s=LONG_S)
+def search_people(connection: Connection, wanted: SearchPeople, _now: float) -> list[Person]:
+    query = select(users).order_by(users.c.created_at.desc(), users.c.id).limit(check_page(wanted.limit))
+    if text := wanted.text.strip().lower():
+        check_name(text, "a search")
+        named = func.lower(users.c.name).contains(text, autoescape=True)
+        query = query.where(or_(users.c.email.contains(text, autoescape=True), named))
+    return [_person(connection, row) for row in connection.execute(query).all()]
+
+
 @reads(ListPeople)
 def list_people(connection: Connection, wanted: ListPeople, now: float) -> tuple[list[Person], list[Invitation]]:
     read_account(connection, wanted.account_id)
@@ -127,7 +148,7 @@ def list_people(connection: Connection, wanted: ListPeople, now: float) -> tuple
     )
     return (
         [_person(connection, row) for row in connection.execute(people).all()],
-        [_invitation(row) for row in connection.execute(invited.order_by(invitations.c.created_at))],
+        [_invitation(connection, row) for row in connection.execute(invited.order_by(invitations.c.created_at))],
     )
 
 
@@ -156,6 +177,9 @@ def reset_person(transaction: Transaction, wanted: ResetPerson, now: float) -> P
         return before  # a repetition, or nothing to do
     changes = {"password": password, "totp_secret": None}
     connection.execute(update(users).where(users.c.id == before.user_id).values(changes))
+    set_recovery_codes(connection, before.user_id, ())
+    if wanted.password is not None:
+        connection.execute(delete(passkeys).where(passkeys.c.user_id == before.user_id))
     end_sessions(connection, before.user_id, "", now)
     detail = {"password": wanted.password is not None, "codes": before.totp_secret is not None}
     write_audit(transaction, wanted.audit, "reset_person", "", detail, now, subject=before.user_id)
@@ -166,12 +190,48 @@ def reset_person(transaction: Transaction, wanted: ResetPerson, now: float) -> P
 def change_person(transaction: Transaction, wanted: ChangePerson, now: float) -> Person:
     connection = transaction.connection
     check_fields(wanted.changes, ("password", "totp_secret"))
-    connection.execute(update(users).where(users.c.id == wanted.user_id).values(**wanted.changes))
+    if wanted.before is not None:
+        if read_person(connection, wanted.user_id).password != wanted.before:
+            raise InvalidValue("the password was changed meanwhile")
+        connection.execute(delete(passkeys).where(passkeys.c.user_id == wanted.user_id))  # whoever knew it may have one
+    if "totp_secret" in wanted.changes:
+        set_recovery_codes(connection, wanted.user_id, wanted.recovery)
+    step = {} if wanted.totp_step is None else {"totp_step": wanted.totp_step}
+    connection.execute(update(users).where(users.c.id == wanted.user_id).values(**wanted.changes, **step))
     end_sessions(connection, wanted.user_id, wanted.keep, now)
     for name, value in wanted.changes.items():
         action = "change_password" if name == "password" else "totp_off" if value is None else "totp_on"
         write_audit(transaction, wanted.audit, action, "", {}, now, subject=wanted.user_id)
     return read_person(connection, wanted.user_id)
+
+
+def checked_email(text: str) -> str:
+    """Returns an e-mail address in lower case. Raises InvalidValue."""
+    email = text.strip().lower()
+    if not is_text(email, 200) or not is_email(email):
+        raise InvalidValue(f"{text!r} is not an e-mail address")
+    return email
+
+
+def add_person(connection: Connection, email: str, name: str, password: str, now: float) -> str:
+    """Adds a person and returns the id. Raises InvalidValue, and Conflict for an address that is taken."""
+    check_name(name)
+    _check_free(connection, email)
+    user_id = new_id("user_")
+    given = {"id": user_id, "email": email, "name": name, "password": password}
+    connection.execute(insert(users).values(**given, totp_step=0, suspended=False, created_at=now))
+    return user_id
+
+
+def add_member(connection: Connection, user_id: str, account_id: str, role: str) -> None:
+    connection.execute(insert(memberships).values(user_id=user_id, account_id=account_id, role=role))
+
+
+def set_recovery_codes(connection: Connection, user_id: str, digests: tuple[str, ...]) -> None:
+    """Replaces a person's recovery codes."""
+    connection.execute(delete(recovery_codes).where(recovery_codes.c.user_id == user_id))
+    if digests:
+        connection.execute(insert(recovery_codes), [{"digest": one, "user_id": user_id} for one in digests])
 
 
 def end_invitations(connection: Connection, account_id: str, email: str, now: float) -> None:
@@ -237,7 +297,8 @@ def _check_free(connection: Connection, email: str) -> None:
         raise Conflict(f"{email} already belongs to a person: sign in, then open the invitation again")
 
 
-def _invitation(row: Row[Any]) -> Invitation:
-    values = {**row._mapping, "invitation_id": row.id}
+def _invitation(connection: Connection, row: Row[Any]) -> Invitation:
+    name = connection.execute(select(accounts.c.name).where(accounts.c.id == row.account_id)).scalar_one()
+    values = {**row._mapping, "invitation_id": row.id, "account_name": name}
     del values["id"], values["digest"]
     return Invitation(**values)

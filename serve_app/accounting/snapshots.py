@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, or_, select, tuple_
+from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select, tuple_
 
 from serve_app.accounting import budgets, grants
 from serve_app.accounting.registry import LONG_S, reads
-from serve_app.accounting.schema import accounts, api_keys, head
-from serve_app.accounting.validation import check_name, check_page, equals
+from serve_app.accounting.schema import accounts, api_keys, head, usage_daily
+from serve_app.accounting.validation import check_day, check_name, check_page, equals
 from serve_app.contracts.books import AccountSnapshot, Changes, KeySnapshot
 from serve_app.contracts.commands import FindKeys, GetAccount, ListAccounts, ListKeys, ReadChanges
 from serve_app.contracts.errors import AccountNotFound, KeyNotFound
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
-from serve_app.contracts.operators import SearchAccounts
+from serve_app.contracts.operators import AccountsPage, FoundAccount, SearchAccounts
 from serve_app.contracts.periods import period_at
 
 _KEYS = select(api_keys, accounts.c.version.label("account_version")).join(
@@ -55,14 +55,36 @@ def list_accounts(connection: Connection, wanted: ListAccounts, _now: float) -> 
 
 
 @reads(SearchAccounts, timeout_s=LONG_S)
-def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float) -> list[AccountSnapshot]:
-    text = wanted.text.strip().lower()
-    query = select(accounts).order_by(accounts.c.created_at.desc(), accounts.c.id).limit(check_page(wanted.limit))
+def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float) -> AccountsPage:
+    text, order = wanted.text.strip().lower(), (accounts.c.created_at.desc(), accounts.c.id)
+    query = select(accounts).order_by(*order).limit(check_page(wanted.limit) + 1)
     if text:
         check_name(text, "a search")
         named = func.lower(accounts.c.name).contains(text, autoescape=True)
         query = query.where(or_(named, accounts.c.id.startswith(text, autoescape=True)))
-    return _accounts(connection, query)
+    if wanted.active is not None:
+        query = query.where(accounts.c.active == wanted.active)
+    if wanted.below is not None:
+        query = query.where(accounts.c.granted + accounts.c.topped_up < wanted.below)
+    daily = usage_daily.c
+    since = daily.day >= check_day(wanted.day_from or "1970-01-01")
+    if wanted.spending is not None:
+        charged = exists().where(daily.account_id == accounts.c.id, since, daily.charged > 0)
+        query = query.where(charged if wanted.spending else ~charged)
+    if wanted.after is not None:
+        last = read_account(connection, wanted.after)
+        at, account_id = accounts.c.created_at, accounts.c.id
+        query = query.where(or_(at < last.created_at, and_(at == last.created_at, account_id > last.account_id)))
+    found = _accounts(connection, query)
+    page = found[: wanted.limit]
+    ids = [one.account_id for one in page]
+    sums = select(
+        daily.account_id, func.sum(daily.charged).label("charged"), func.sum(daily.requests).label("requests")
+    )
+    sums = sums.where(daily.account_id.in_(ids), since).group_by(daily.account_id)
+    usage = {row.account_id: (int(row.charged), int(row.requests)) for row in connection.execute(sums)}
+    rows = tuple(FoundAccount(one, *usage.get(one.account_id, (0, 0))) for one in page)
+    return AccountsPage(rows, page[-1].account_id if len(found) > wanted.limit else None)
 
 
 @reads(ListKeys)

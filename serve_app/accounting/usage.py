@@ -8,18 +8,31 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Subquery, Table, func, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, Subquery, Table, case, func, select, true, tuple_
 
 from serve_app.accounting.dialects import texts_in, whole
 from serve_app.accounting.registry import LONG_S, reads
-from serve_app.accounting.schema import api_keys, price_versions, usage_daily
+from serve_app.accounting.schema import api_keys, audit_log, price_versions, usage_daily
 from serve_app.accounting.schema import usage as usage_rows
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_day, check_page, equals
-from serve_app.contracts.books import AccountSnapshot, Outcome, UsagePage, UsageRecord, UsageRow
-from serve_app.contracts.commands import FindRequest, ListUsage, PricedModels, ShowAccount, SumHours, SumUsage
+from serve_app.contracts.books import AccountSnapshot, Outcome, RequestSums, UsagePage, UsageRecord, UsageRow
+from serve_app.contracts.commands import (
+    MAX_MAKERS,
+    MAX_SEARCHED,
+    MAX_SUMMED,
+    FindRequest,
+    KeyMakers,
+    ListUsage,
+    PricedModels,
+    SearchRequests,
+    ShowAccount,
+    SumRequests,
+    SumUsage,
+)
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.money import Price
+from serve_app.contracts.units import HOUR_S
 
 _GROUPS = {
     "day": usage_daily.c.day,
@@ -29,7 +42,8 @@ _GROUPS = {
 }
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
 _AS_STORED = [field.name for field in fields(UsageRecord) if field.name not in ("price", "outcome")]
-_ORDER = (usage_rows.c.account_id, usage_rows.c.finished_at, usage_rows.c.request_id)  # the order of an index
+_PLACE = (usage_rows.c.finished_at, usage_rows.c.request_id)
+_ORDER = (usage_rows.c.account_id, *_PLACE)  # the order of an index
 _RECORDS = select(
     usage_rows, price_versions.c.input, price_versions.c.cached_input, price_versions.c.output
 ).select_from(usage_rows.join(price_versions))
@@ -68,27 +82,72 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
     ]
 
 
-@reads(SumHours)
-def sum_hours(connection: Connection, wanted: SumHours, _now: float) -> list[UsageRow]:
+@reads(SumRequests, timeout_s=LONG_S)
+def sum_requests(connection: Connection, wanted: SumRequests, _now: float) -> list[RequestSums]:
     rows = usage_rows.c
-    hour = whole(connection, rows.finished_at / 3600).label("hour")
-    tagged = _tagged(connection, wanted.account_id)
-    by_tag: ColumnElement[str] = func.coalesce(tagged.c.tag, "").label("tag")
-    group = {"model": rows.model, "key": rows.key_id, "tag": by_tag}[wanted.by]
-    sums = [func.sum(rows[name]).label(name) for name in _SUMS if name != "requests"]
-    query = select(hour, group, func.count().label("requests"), *sums).where(
+    matching = [
         equals(rows.account_id, wanted.account_id),
         rows.finished_at >= wanted.time_from,
         rows.finished_at < wanted.time_to,
-    )
+    ]
+    counted = select(rows.request_id).where(*matching).limit(MAX_SUMMED + 1).subquery()
+    if connection.execute(select(func.count()).select_from(counted)).scalar_one() > MAX_SUMMED:
+        raise InvalidValue(f"more than {MAX_SUMMED:,} requests in this range: choose a shorter range")
+    by_hour = wanted.unit == "hour"
+    moment = (whole(connection, rows.finished_at / HOUR_S) if by_hour else rows.day).label("moment")
+    tagged = _tagged(connection, wanted.account_id)
+    by_tag: ColumnElement[str] = func.coalesce(tagged.c.tag, "").label("tag")
+    group = {"model": rows.model, "key": rows.key_id, "tag": by_tag, "outcome": rows.outcome}[wanted.by]
+    sums = [func.sum(rows[name]).label(name) for name in _SUMS if name != "requests"]
+    failed = func.sum(case((rows.outcome == Outcome.FAILED.value, 1), else_=0)).label("failed")
+    seconds = func.sum(rows.finished_at - rows.started_at).label("seconds")
+    query = select(moment, group, func.count().label("requests"), failed, seconds, *sums).where(*matching)
     if wanted.by == "tag":
         query = query.select_from(usage_rows.outerjoin(tagged, rows.key_id == tagged.c.key_id))
     found = []
-    for row in connection.execute(query.group_by(hour, group).order_by(hour, group)):
-        values: dict[str, Any] = {name: int(row._mapping[name]) for name in _SUMS}
-        values |= {group.name: row._mapping[group.name]}
-        found.append(UsageRow(**values, day=datetime.fromtimestamp(row.hour * 3600, UTC).isoformat()[:13]))
+    for row in connection.execute(query.group_by(moment, group).order_by(moment, group)):
+        values: dict[str, Any] = {name: int(row._mapping[name]) for name in (*_SUMS, "failed")}
+        values |= {group.name: row._mapping[group.name], "seconds": float(row.seconds)}
+        day = datetime.fromtimestamp(row.moment * HOUR_S, UTC).isoformat()[:13] if by_hour else row.moment
+        found.append(RequestSums(**values, day=day))
     return found
+
+
+@reads(SearchRequests)
+def search_requests(connection: Connection, wanted: SearchRequests, _now: float) -> UsagePage:
+    rows = usage_rows.c
+    place, newest_first = tuple_(*_PLACE), [column.desc() for column in _PLACE]
+    within = [equals(rows.account_id, wanted.account_id)]
+    if wanted.time_from is not None:
+        within.append(rows.finished_at >= wanted.time_from)
+    if wanted.time_to is not None:
+        within.append(rows.finished_at < wanted.time_to)
+    if wanted.after is not None:
+        within.append(place < tuple_(*_cursor_place(wanted.after)[1:]))
+    # Rows that no filter matches are read too: the last one to read bounds the search.
+    ends = select(*_ORDER).where(*within).order_by(*newest_first).offset(MAX_SEARCHED - 1).limit(1)
+    last = connection.execute(ends).one_or_none()
+    if last is not None:
+        within.append(place >= tuple_(last.finished_at, last.request_id))
+    if wanted.model is not None:
+        within.append(equals(rows.model, wanted.model))
+    if wanted.key_ids is not None:
+        within.append(rows.key_id.in_(wanted.key_ids))
+    if wanted.outcome is not None:
+        within.append(rows.outcome == wanted.outcome.value)
+    query = _RECORDS.where(*within).order_by(*newest_first).limit(check_page(wanted.limit) + 1)
+    page = connection.execute(query).all()
+    records = tuple(map(_record, page[: wanted.limit]))
+    if len(page) > wanted.limit:
+        return UsagePage(records, _cursor_after(records[-1]))
+    return UsagePage(records, None if last is None else _cursor(*last))
+
+
+@reads(KeyMakers)
+def key_makers(connection: Connection, wanted: KeyMakers, _now: float) -> dict[str, str]:
+    made = (equals(audit_log.c.account_id, wanted.account_id), audit_log.c.action == "create_key")
+    query = select(audit_log.c.subject, audit_log.c.actor).where(*made).order_by(audit_log.c.id.desc())
+    return {row.subject: row.actor for row in connection.execute(query.limit(MAX_MAKERS))}
 
 
 @reads(ShowAccount, timeout_s=LONG_S)
@@ -111,7 +170,7 @@ def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsageP
     query = _RECORDS.where(*matching).order_by(*_ORDER).limit(check_page(wanted.limit) + 1)
     page = connection.execute(query).all()
     records = tuple(map(_record, page[: wanted.limit]))
-    return UsagePage(records, _cursor(records[-1]) if len(page) > wanted.limit else None)
+    return UsagePage(records, _cursor_after(records[-1]) if len(page) > wanted.limit else None)
 
 
 @reads(FindRequest)
@@ -154,8 +213,12 @@ def _tagged(connection: Connection, account_id: str | None) -> Subquery:
     return query.subquery("tagged")
 
 
-def _cursor(last: UsageRecord) -> str:
-    place = json.dumps([last.account_id, last.finished_at, last.request_id])
+def _cursor_after(last: UsageRecord) -> str:
+    return _cursor(last.account_id, last.finished_at, last.request_id)
+
+
+def _cursor(account_id: str, finished_at: float, request_id: str) -> str:
+    place = json.dumps([account_id, finished_at, request_id])
     return base64.urlsafe_b64encode(place.encode()).decode()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
@@ -28,6 +28,7 @@ from serve_app.admin import (
     responses_document,
     sealed_secrets,
     service,
+    statements,
     stored_responses,
     token_operations,
     traffic,
@@ -55,6 +56,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *own_alerts.endpoint,
     *public.of_service,
     *accounts.endpoint,
+    *statements.endpoint,
     *keys.endpoint,
     *sealed_secrets.endpoint,
     *people.endpoint,
@@ -99,7 +101,9 @@ _TAGS: Final = {
     "Operator: Models": "Model identifiers, traffic, prices and backends. Needs the operator key.",
     "Operator: Service": "Ledger checks, audit log and live view. Needs the operator key.",
 }
+OPERATORS_PATH: Final = "/admin/"
 _PATH_PARAMETERS: Final = {
+    "month": "Month in UTC, such as 2026-11.",
     "id": "Model identifier.",
     "account_id": "Account id.",
     "alert_id": "Alert id.",
@@ -178,6 +182,48 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
             },
         },
     }
+
+
+def customer_document(document: Schema) -> Schema:
+    """Returns the part of a document that is for customers."""
+    return _part(document, lambda path: not path.startswith(OPERATORS_PATH))
+
+
+def operator_document(document: Schema) -> Schema:
+    """Returns the part of a document that is for operators."""
+    part = _part(document, lambda path: path.startswith(OPERATORS_PATH))
+    about = {"title": "Operators' API", "description": "Every path needs the operator key."}
+    return {**part, "info": document["info"] | about}
+
+
+def _part(document: Schema, has: Callable[[str], bool]) -> Schema:
+    """Returns a document with these paths, and the tags, keys and components that they use."""
+    paths = {path: item for path, item in document["paths"].items() if has(path)}
+    operations = [operation for item in paths.values() for operation in item.values()]
+    shown = {tag for operation in operations for tag in operation["tags"]}
+    keys = {name for operation in operations for scheme in operation["security"] for name in scheme}
+    every = document["components"]
+    used: set[tuple[str, str]] = {("securitySchemes", name) for name in keys}
+    waiting = _references(paths)
+    while waiting:
+        used |= waiting
+        waiting = set().union(*(_references(every[kind][name]) for kind, name in waiting)) - used
+    components = {kind: {name: one for name, one in every[kind].items() if (kind, name) in used} for kind in every}
+    tags = [tag for tag in document["tags"] if tag["name"] in shown]
+    return {**document, "paths": paths, "tags": tags, "components": components}
+
+
+def _references(part: Any) -> set[tuple[str, str]]:
+    """Returns kind and name of the components to which a part of the document refers."""
+    if isinstance(part, list):
+        return set().union(*map(_references, part))
+    if not isinstance(part, dict):
+        return set()
+    found = set().union(*map(_references, part.values()))
+    if isinstance(reference := part.get("$ref"), str):
+        kind, _, name = reference.removeprefix("#/components/").partition("/")
+        found.add((kind, name))
+    return found
 
 
 def _operation(endpoint: Endpoint) -> Schema:

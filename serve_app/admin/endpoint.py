@@ -81,6 +81,7 @@ class AdminServices:
     currency: str = "USD"
     queries: QueryRates = field(default_factory=QueryRates)
     find_lines: Callable[[str], Found] = lambda _: Found([])  # searches this gateway's log; blocks
+    recent_lines: Callable[..., Found] = lambda *_, **__: Found([])  # likewise, by time: `request_log.recent_lines`
     patience_s: float = 10.0  # maximum wait for an unavailable ledger
     now: Callable[[], float] = time.time  # Unix seconds
     alert_mail: bool = False  # whether alerts can be sent by e-mail

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 from typing import Annotated, Literal, Self
 
@@ -10,7 +9,7 @@ from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.values import Body, Reply, Time
-from serve_app.contracts import operators, people
+from serve_app.contracts import operators, people, sign_in
 from serve_app.contracts.books import Audit
 from serve_app.contracts.key_format import digest
 
@@ -112,6 +111,13 @@ class NewReset(Reply):
     expires_at: Time | None
 
 
+class NewSignInLink(Reply):
+    """The link with which the first person of an account signs in once."""
+
+    path: str = Field(description="Path of the page, relative to the console's URL; shown only once.")
+    expires_at: Time
+
+
 class Suspended(Reply):
     """Whether a person is suspended from signing in."""
 
@@ -154,10 +160,21 @@ async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) ->
     if body.codes_only:
         person = await admin.run(people.ResetPerson(body.email, None, audit))
         return NewReset(email=person.email, path=None, expires_at=None)
-    email = base64.urlsafe_b64encode(body.email.strip().lower().encode()).decode().rstrip("=")
-    token, expires_at = f"{email}.{secrets.token_urlsafe(32)}", int(admin.now()) + body.hours * 3600
+    token, expires_at = people.new_reset_token(body.email), int(admin.now()) + body.hours * 3600
     person = await admin.run(people.ResetPerson(body.email, people.reset_text(token, expires_at), audit))
     return NewReset.from_fields(person, path=f"/reset/{token}", expires_at=expires_at)
+
+
+@endpoint("POST", "/admin/accounts/{account_id}/sign-in-link", "Create a sign-in link for the account's first person")
+async def make_sign_in_link(admin: AdminServices, account_id: str, audit: Audit) -> NewSignInLink:
+    """The link works once, for 10 minutes. It replaces the account's earlier link.
+
+    It signs in the account's oldest owner who is an admin among the operators. If there is none, its visitor chooses an
+    e-mail address and a password, and becomes this person.
+    """
+    token, expires_at = secrets.token_urlsafe(32), int(admin.now() + sign_in.LINK_S)
+    await admin.run(sign_in.MakeSignInLink(account_id, digest(token), expires_at, audit))
+    return NewSignInLink.model_validate({"path": f"/first/{token}", "expires_at": expires_at})
 
 
 @endpoint("POST", "/admin/people/operator", "Set or remove a person's operator role")

@@ -1,21 +1,21 @@
-"""One request, with the operator's key: its ledger row, and its lines in the log of the answering gateway."""
+"""Requests, with the operator's key: a list, and one with its ledger row and its lines in the gateway's log."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.request_story import RequestSummary, possible_ids, request_ids, tell, without_texts
-from serve_app.admin.usage import RequestRecord
-from serve_app.admin.values import FLAG, Query, Reply
+from serve_app.admin.usage import Filters, Page, RequestPage, RequestRecord, span
+from serve_app.admin.values import FLAG, WHOLE, Query, Reply
 from serve_app.api import errors
 from serve_app.contracts import commands
-from serve_app.contracts.books import Audit
+from serve_app.contracts.books import Audit, Outcome
 from serve_app.storage.request_log import Found
 
 endpoint = Endpoints("Operator: Requests", "operatorKey")
@@ -37,6 +37,22 @@ class RequestStory(Reply):
 
 class TextsQuery(Query):
     texts: Annotated[bool, FLAG] = Field(False, description="Include prompt and reply if the log has them.")
+
+
+class RecentQuery(Page, Filters):
+    status: Literal["completed", "cancelled", "failed"] | None = Field(None, description="Only this outcome.")
+    limit: Annotated[int, WHOLE] = Field(50, ge=1, le=1000, description="Maximum number of rows per page.")
+
+
+@endpoint("GET", "/admin/requests", "List requests, newest first", recorded="read_usage")
+async def list_recent(admin: AdminServices, query: RecentQuery) -> RequestPage:
+    since, until = span(query)
+    outcome = None if query.status is None else Outcome(query.status)
+    wanted = commands.ListRecent(
+        query.account, query.key, query.model, outcome, since, until, query.after, query.limit, query.tag
+    )
+    page = await admin.run(wanted)
+    return RequestPage(data=[RequestRecord.from_record(row) for row in page.rows], next=page.next)
 
 
 @endpoint("GET", "/admin/requests/{request_id}", "Show what happened to a request")

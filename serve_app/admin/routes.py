@@ -1,6 +1,8 @@
-"""All routes of this package: the declared endpoints, and `/openapi.json` and `/docs`, which describe them.
+"""All routes of this package: the declared endpoints, and the documents that describe them.
 
-The page loads nothing from a different host, so it works offline.
+`/docs` and `/openapi.json` are for customers and need no key. `/admin/openapi.json` has the operators' part as well,
+and needs the operator key. The console shows operators their part. The pages load nothing from a different host, so
+they work offline.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ import json
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from serve_app.admin.document import ENDPOINTS, build_document
+from serve_app.admin.document import ENDPOINTS, build_document, customer_document, operator_document
 from serve_app.admin.endpoint import AdminServices, Endpoint
+from serve_app.admin.guides import GUIDES, STYLE, guide, navigation
+from serve_app.admin.values import Schema
+from serve_app.api import errors
 from serve_app.gateway.backends import Catalogue
+from serve_app.gateway.front import address_of, icon
 
 # Swagger UI sets styles from scripts and embeds its icons as data: URLs.
 _POLICY: Final = (
@@ -30,24 +36,40 @@ _SAFE: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_ASSETS: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
+_ASSETS: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 
-# All URLs are relative: the page is the same under `/` and under `/v1`.
-_PAGE: Final = """\
+# URLs are relative: the pages are the same under `/` and under `/v1`.
+_HEAD: Final = """\
 <!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>serve-app API</title>
-<link rel="icon" href="docs/favicon.png">
-<link rel="stylesheet" href="docs/swagger-ui.css">
+<title>{title}</title>
+<link rel="icon" href="{docs}/favicon.ico">
+<link rel="stylesheet" href="{docs}/page.css">
+"""
+_PAGE: Final = """\
+{head}<link rel="stylesheet" href="docs/swagger-ui.css">
 </head>
 <body>
+{navigation}
+<main>
+<h1 class="hidden">API reference</h1>
 <div id="docs"><noscript>This page needs JavaScript. Read <a href="openapi.json">openapi.json</a> instead.\
 </noscript></div>
+</main>
 <script src="docs/swagger-ui-bundle.js"></script>
 <script src="docs/start.js"></script>
+</body>
+</html>
+"""
+_GUIDE: Final = """\
+{head}</head>
+<body>
+{navigation}
+<main class="guide">
+{content}</main>
 </body>
 </html>
 """
@@ -84,17 +106,41 @@ def admin_router(admin: AdminServices) -> APIRouter:
 
     @router.get("/openapi.json")
     async def docs_document() -> Response:
-        encoded = _encoded_document(admin.catalogue())
+        encoded = encoded_documents(admin.catalogue()).customers
         return Response(encoded, media_type="application/json", headers={"cache-control": "no-cache"})
+
+    @router.get("/admin/openapi.json")
+    async def operators_document(request: Request) -> Response:
+        admin.authenticator.check_operator(request)
+        encoded = encoded_documents(admin.catalogue()).whole
+        return Response(encoded, media_type="application/json", headers={"cache-control": "no-store"})
 
     @router.get("/docs")
     async def docs_page() -> Response:
-        return Response(_PAGE, media_type="text/html", headers=_SAFE)
+        head = _HEAD.format(title="API reference", docs="docs")
+        page = _PAGE.format(head=head, navigation=navigation("", "API reference"))
+        return Response(page, media_type="text/html", headers=_SAFE)
+
+    @router.get("/docs/guides/{name}")
+    async def docs_guide(request: Request, name: str) -> Response:
+        content = guide(name, address_of(request))
+        if content is None:
+            raise errors.not_found(f"there is no guide {name[:60]!r}: GET /docs lists them")
+        title = GUIDES[name][1]
+        page = _GUIDE.format(
+            head=_HEAD.format(title=title, docs=".."), navigation=navigation("../../", title), content=content
+        )
+        return Response(page, media_type="text/html", headers=_SAFE)
+
+    @router.get("/docs/page.css")
+    async def docs_style() -> Response:
+        return Response(STYLE, media_type="text/css", headers=_SAFE | {"cache-control": "max-age=3600"})
 
     @router.get("/docs/start.js")
     async def docs_script() -> Response:
         return Response(_START, media_type="text/javascript", headers=_SAFE)
 
+    router.add_api_route("/docs/favicon.ico", icon, methods=["GET"], response_model=None)
     for name in _ASSETS:
         router.add_api_route(f"/docs/{name}", _file(_assets_folder() / name), methods=["GET"], response_model=None)
     return router
@@ -114,11 +160,23 @@ def _file(path: Path) -> Callable[[], Awaitable[Response]]:
     return file
 
 
+class Documents(NamedTuple):
+    """The encoded document: the part for customers, the part for operators, and both."""
+
+    customers: bytes
+    operators: bytes
+    whole: bytes
+
+
 @lru_cache(maxsize=1)
-def _encoded_document(catalogue: Catalogue) -> bytes:
-    """Returns the encoded document, cached until the catalogue changes."""
-    models = {name: catalogue[name] for name in catalogue.identifiers}
-    return json.dumps(build_document(models), ensure_ascii=False, separators=(",", ":")).encode()
+def encoded_documents(catalogue: Catalogue) -> Documents:
+    """Returns the encoded documents, cached until the catalogue changes."""
+    whole = build_document({name: catalogue[name] for name in catalogue.identifiers})
+    return Documents(*map(_encoded, (customer_document(whole), operator_document(whole), whole)))
+
+
+def _encoded(document: Schema) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _assets_folder() -> Path:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -31,6 +32,7 @@ from serve_app.cli import (
     requests,
     sealed_secrets,
     size,
+    statements,
     top,
     usage,
 )
@@ -45,6 +47,7 @@ MODULES = (
     top,
     accounts,
     funds,
+    statements,
     keys,
     sealed_secrets,
     people,
@@ -98,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.TyperException as error:
         path = context.command_path if (context := getattr(error, "ctx", None)) else "serve-app"
         message = f"{error.format_message().rstrip('.')}; see `{path} --help`"
-        Output("--json" in given).failure(CommandError(message, code="usage"))
+        as_json = bool({"--json", "-ojson"} & set(given)) or ("-o", "json") in pairwise(given)
+        Output("json" if as_json else None).failure(CommandError(message, code="usage"))
         status = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         status = 130

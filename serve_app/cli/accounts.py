@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.command import Session, command
+from serve_app.cli.completion import AccountId
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import EXPIRY, AccountLimits, parse_expiry, parse_limits, plain_amount
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 
 app = typer.Typer(name="accounts", help="Open accounts, add funds, set limits.")
 
-AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT_ID", help="Account id, as shown by `accounts list`.")]
 GrantOption = Annotated[bool, typer.Option("--grant", help="Book the credit as a grant, not as a payment.")]
 ExpiryOption = Annotated[
-    str | None, typer.Option(metavar=EXPIRY, help="When the grant expires. A day includes the whole day, in UTC.")
+    str | None, typer.Option(metavar="WHEN", help=f"When the grant expires: {EXPIRY} (to its end, UTC).")
 ]
 IdempotencyKey = Annotated[
     str | None, typer.Option(metavar="KEY", help="Idempotency key of an earlier attempt, to repeat it safely.")
@@ -60,27 +60,28 @@ def create_account(
 @command(app, "list")
 def list_accounts(
     session: Session,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of accounts to list.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of accounts.")] = None,
 ) -> None:
     """List accounts."""
-    accounts = session.client.first_rows("accounts", limit=limit)
+    accounts = session.client.first_rows("accounts", limit=limit, say=session.out.progress.say)
     session.out.table(
         {"data": accounts},
-        ("id", "name", "status", "balance", "held", "currency", "requests", "charged"),
+        ("id", "name", "status", "balance", "currency", "held", "requests", "charged"),
         [
             (
                 a["id"],
                 a["name"],
                 a["status"],
                 _available(a),
-                a["held"],
                 a["currency"],
+                a["held"],
                 use["requests"],
                 use["charged"],
             )
             for a in accounts
             for use in [a["usage"]]
         ],
+        wide=("held", "requests", "charged"),
         empty="No accounts yet. Next: serve-app accounts create NAME --credit 5",
     )
 
@@ -105,7 +106,7 @@ def set_limits(
     limits: AccountLimits,
     default: Annotated[
         list[str] | None,
-        typer.Option(metavar="|".join(ACCOUNT_LIMITS), help="Reset this limit to the service's default."),
+        typer.Option(metavar="LIMIT", help=f"Reset to the service's default: {', '.join(ACCOUNT_LIMITS)}."),
     ] = None,
 ) -> None:
     """Set an account's limits: requests and tokens per minute, concurrent requests, weight. Omitted limits stay."""
@@ -120,10 +121,16 @@ def set_limits(
 def suspend(
     session: Session,
     account_id: AccountId,
-    resume: Annotated[bool, typer.Option("--resume", help="Reactivate a suspended account.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
 ) -> None:
-    """Reject all requests of an account until it is resumed."""
+    """Reject all requests of an account until `accounts resume`."""
     print_account(session, session.client.api_post("accounts", account_id, "resume" if resume else "suspend"))
+
+
+@command(app, "resume")
+def resume(session: Session, account_id: AccountId) -> None:
+    """Accept the requests of a suspended account again."""
+    print_account(session, session.client.api_post("accounts", account_id, "resume"))
 
 
 def credit_fields(grant: bool, expires: str | None) -> dict[str, str]:

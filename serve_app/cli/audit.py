@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.command import Session, command
+from serve_app.cli.completion import AccountOption
+from serve_app.cli.output import short_time
 
 app = typer.Typer(name="audit", help="Changes made by operators.")
 
@@ -19,18 +21,28 @@ app = typer.Typer(name="audit", help="Changes made by operators.")
 )
 def list_audit(
     session: Session,
-    account: Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Only this account.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of records to return.")] = 100,
+    account: AccountOption = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of records.")] = 100,
 ) -> None:
     """List changes, reads, failed log-ins and new prices, newest first, with time, actor, subject and address."""
-    records = session.client.first_rows("audit", limit=limit, query={"account": account})
+    records = session.client.first_rows("audit", limit=limit, query={"account": account}, say=session.out.progress.say)
     session.out.table(
         {"data": records},
-        ("at", "who", "action", "subject", "detail", "request", "address"),
+        ("time", "action", "subject", "actor", "detail", "request", "address"),
         [
-            (r["at"], r["actor"], r["action"], r["subject"], _detail_text(r["detail"]), r["request_id"], r["address"])
+            (
+                short_time(r["at"]),
+                r["action"],
+                r["subject"],
+                r["actor"],
+                _detail_text(r["detail"]),
+                r["request_id"],
+                r["address"],
+            )
             for r in records
         ],
+        ids=("subject", "request", "address"),
+        wide=("request", "address"),
         empty="There are no records yet.",
     )
 

@@ -13,7 +13,7 @@ import typer
 
 from serve_app.cli.command import Session, command
 from serve_app.cli.complete_file import complete_file, interruptible
-from serve_app.cli.ledger import app, progress_of
+from serve_app.cli.ledger import app
 from serve_app.cli.output import CommandError, UsageError
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.money import format_amount
@@ -60,12 +60,18 @@ def back_up_ledger(
 
         url = _url(session, database)
         with closing(Database(url)) as opened, complete_file(to, "wb") as file:
-            manifest = back_up(opened, file, to.parent, progress_of(session))
+            manifest = back_up(opened, file, to.parent, session.out.progress.step)
         size = to.stat().st_size
     where = shown(url)
     session.out.record(
         {"database": where, "file": str(to), "file_bytes": size, **_document(manifest)},
-        [("ledger", where), ("file", to), ("bytes", size), *_lines(manifest)],
+        [
+            ("ledger", where),
+            ("saved to", to.absolute()),
+            ("size", f"{_rounded(size)} ({size:,} bytes)"),
+            *_lines(manifest),
+        ],
+        note="The file has no secrets. Keep SERVE_APP_SECRET_KEY too, in another place.",
     )
 
 
@@ -92,7 +98,7 @@ def restore_ledger(
         from serve_app.accounting.restore import restore
 
         url = _url(session, database)
-        restored = restore(source, url, time.time(), progress_of(session))
+        restored = restore(source, url, time.time(), session.out.progress.step)
     problems = [{"kind": one.kind, "subject": one.subject, "message": one.message} for one in restored.differences]
     where, ok = shown(url), not problems
     session.out.record(
@@ -139,6 +145,10 @@ def _url(session: Session, named: str | None) -> Any:
         ) from None
 
 
+def _rounded(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} KB"
+
+
 def _document(manifest: Manifest) -> dict[str, Any]:
     return {
         "kind": manifest.kind,
@@ -159,19 +169,16 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 def _lines(manifest: Manifest) -> list[tuple[str, object]]:
     said = _document(manifest)
-    rows = manifest.rows
+    rows, server = manifest.rows, f"{manifest.kind} {manifest.server}".rstrip()
     last = f"{said['last_settled']} at {said['last_settled_at']}" if manifest.last_settled else None
     return [
+        ("accounts", rows["accounts"]),
+        ("schema", f"revision {manifest.revision}, release {manifest.release}, {server}"),
         ("as of", said["taken_at"]),
         ("last settled", last),
-        ("accounts", rows["accounts"]),
         ("API keys", rows["api_keys"]),
         ("requests", rows["usage"]),
         ("journal entries", rows["journal_entries"]),
         ("balances", f"{said['balance']} {said['currency'] or ''}".rstrip()),
         ("charged", f"{said['charged']} {said['currency'] or ''}".rstrip()),
-        (
-            "schema",
-            f"revision {manifest.revision}, release {manifest.release}, {manifest.kind} {manifest.server}".rstrip(),
-        ),
     ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 import ssl
 import time
-from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -31,12 +30,13 @@ class AdminClient:
     idempotency key. It repeats other calls only if they never reached the service.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, timeout_s: float | None = None, retries: bool = True) -> None:
         self.url = connection.url
+        self._delays = RETRY_DELAYS_S if retries else ()
         self._connection = connection
         # A proxy from the environment must not be used for this machine itself.
         self._http = httpx.Client(
-            timeout=TIMEOUT_S,
+            timeout=TIMEOUT_S if timeout_s is None else timeout_s,
             trust_env=not connection.is_local,
             verify=True if connection.authority is None else ssl.create_default_context(cafile=connection.authority),
             headers={"user-agent": f"serve-app/{__version__}", "accept": "application/json"},
@@ -85,10 +85,19 @@ class AdminClient:
             if after is None:
                 return
 
-    def first_rows(self, *path: str, limit: int | None, query: Query | None = None) -> list[Json]:
-        """Returns the first `limit` rows, or all."""
+    def first_rows(
+        self, *path: str, limit: int | None, query: Query | None = None, say: Callable[[str], None] | None = None
+    ) -> list[Json]:
+        """Returns the first `limit` rows, or all. Tells `say` the number of rows after each page."""
         page_size = PAGE_SIZE if limit is None else min(limit, PAGE_SIZE)
-        return list(islice(chain.from_iterable(self.pages(*path, page_size=page_size, query=query or {})), limit))
+        rows: list[Json] = []
+        for page in self.pages(*path, page_size=page_size, query=query or {}):
+            rows += page
+            if limit is not None and len(rows) >= limit:
+                break
+            if say is not None:
+                say(f"{len(rows):,} rows")
+        return rows[:limit]
 
     def probe(self, path: str) -> tuple[int, float]:
         """Returns status and seconds of an open route such as `/ready`, without the operator key."""
@@ -129,7 +138,7 @@ class AdminClient:
         return document
 
     def _send_with_retries(self, request: httpx.Request, *, repeatable: bool) -> httpx.Response:
-        for delay in (*RETRY_DELAYS_S, None):
+        for delay in (*self._delays, None):
             try:
                 return self._http.send(request)
             except httpx.TransportError as error:

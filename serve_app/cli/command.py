@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from serve_app.cli.client import AdminClient
 from serve_app.cli.connection import Connection, SharedOptions, resolve
 from serve_app.cli.output import CommandError, Output, UsageError
+from serve_app.cli.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Session:
 
 
 Action = Callable[..., None]
+EXAMPLE_COLUMNS = 74
 _SHARED = {option.name: option.default for option in fields(SharedOptions)}
 
 
@@ -34,7 +37,7 @@ def command(
 ) -> Callable[[Action], Action]:
     """Registers a function `(session, …)` as a command with the shared options, which may precede or follow its name.
 
-    A CommandError that it raises is printed (as JSON under `--json`) and becomes the exit code. `examples` end its
+    A CommandError that it raises is printed (as JSON under `-o json`) and becomes the exit code. `examples` end its
     help. With `signed`, arguments may begin with a minus. A parameter annotated with a mapping of option names to
     options stands for all of them; the function gets a mapping of the options that were given.
     """
@@ -84,7 +87,7 @@ def _for_typer(action: Action) -> Action:
                 # Ignoring the option would make the command do more than the operator meant.
                 if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
                     error = UsageError(f"the options of `{context.invoked_subcommand}` belong behind its name")
-                    Output(shared.as_json).failure(error)
+                    Output("json" if shared.as_json or shared.output_form == "json" else None).failure(error)
                     raise typer.Exit(error.exit_code)
             return
         for bundle, names in bundles.items():
@@ -104,16 +107,37 @@ def _for_typer(action: Action) -> Action:
 
 
 def _run_action(action: Action, shared: SharedOptions, arguments: dict[str, Any]) -> None:
-    out = Output(shared.as_json)
+    out = Output()
     try:
+        form = shared.checked_form()
+        out = Output(form, Progress(quiet=form in ("json", "yaml")))
+        out.progress.start()
         connection = resolve(shared, os.environ, Path.cwd())
         with AdminClient(connection) as client:
             action(Session(connection, client, out), **arguments)
     except CommandError as failure:
         out.failure(failure)
         raise typer.Exit(failure.exit_code) from None
+    finally:
+        out.progress.end()
 
 
 def _epilog(examples: Sequence[str]) -> str | None:
     # The control character keeps the line breaks.
-    return "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in examples)]) if examples else None
+    lines = [f"  {line}" for example in examples for line in _example_lines(example)]
+    return "\n".join(["Examples:", "", "\b", *lines]) if examples else None
+
+
+def _example_lines(example: str) -> list[str]:
+    """Breaks a long example before options, or before a value, and puts its comment above it."""
+    if len(example) <= EXAMPLE_COLUMNS:
+        return [example]
+    text, _, comment = example.partition("   ")
+    lines = [f"# {comment.strip()}"] if comment else []
+    line = ""
+    for part in re.split(r" (?=--)", text):
+        if line and len(f"{line} {part}") > EXAMPLE_COLUMNS - len(" \\"):
+            lines.append(f"{line} \\")
+            line = ""
+        line = f"{line} {part}" if line else part if part.startswith("serve-app") else f"    {part}"
+    return [*lines, line]

@@ -9,45 +9,85 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, cast
 from urllib.parse import urlsplit
 
 import typer
 
-from serve_app.cli.output import CommandError, UsageError
+from serve_app.cli.output import FORMS, CommandError, Form, UsageError
 
+SHARED_PANEL: Final = "Options of every command"
 MAX_OPERATOR = 100  # characters; the maximum that the service accepts
+
+
+def _forms() -> list[str]:
+    """Completes -o."""
+    return list(FORMS)
 
 
 @dataclass(frozen=True)
 class SharedOptions:
     """The options of every command, as typed."""
 
+    output_form: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            metavar="FORM",
+            help="Output: wide (all columns), json, yaml, or name (identifiers only).",
+            autocompletion=_forms,
+            rich_help_panel=SHARED_PANEL,
+        ),
+    ] = None
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="The same as -o json.", rich_help_panel=SHARED_PANEL)
+    ] = False
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="URL of the service. [SERVE_APP_URL, else http://127.0.0.1:$PORT]"),
+        typer.Option(
+            metavar="URL",
+            help="Service. [SERVE_APP_URL, else http://127.0.0.1:$PORT]",
+            rich_help_panel=SHARED_PANEL,
+        ),
     ] = None
     key_file: Annotated[
         Path | None,
         typer.Option(
             "--operator-key-file",
             metavar="FILE",
-            help="File with the operator key. [SERVE_APP_OPERATOR_KEY, else SERVE_APP_HOME/secrets/operator-key]",
+            help="Operator key. [SERVE_APP_OPERATOR_KEY, else secrets/operator-key in SERVE_APP_HOME]",
+            rich_help_panel=SHARED_PANEL,
         ),
     ] = None
     operator: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Your name, for the audit log. [SERVE_APP_OPERATOR, else user@host]"),
+        typer.Option(
+            metavar="NAME",
+            help="Your name, for the audit log. [SERVE_APP_OPERATOR, else user@host]",
+            rich_help_panel=SHARED_PANEL,
+        ),
     ] = None
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Send keys over plain HTTP to a remote machine. [SERVE_APP_INSECURE=1]"),
+        typer.Option(
+            "--insecure",
+            metavar="",
+            help="Send keys over plain HTTP to a remote machine. [SERVE_APP_INSECURE=1]",
+            rich_help_panel=SHARED_PANEL,
+        ),
     ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 
     def over(self, earlier: SharedOptions) -> SharedOptions:
         """Returns these options; options that were not typed come from `earlier`, before the command's name."""
         return SharedOptions(*(getattr(self, option.name) or getattr(earlier, option.name) for option in fields(self)))
+
+    def checked_form(self) -> Form | None:
+        """Returns the form of the output; None is a table. Raises UsageError."""
+        if self.output_form is not None and self.output_form not in FORMS:
+            raise UsageError(f"-o {self.output_form}: must be one of {', '.join(FORMS)}")
+        if self.as_json and self.output_form not in (None, "json"):
+            raise UsageError(f"--json and -o {self.output_form} cannot be combined")
+        return "json" if self.as_json else cast("Form | None", self.output_form)
 
 
 @dataclass(frozen=True)

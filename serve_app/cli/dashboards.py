@@ -85,8 +85,9 @@ def push_dashboards(
     rows += [{"action": "removed", "name": one["title"], "url": None} for one in removed]
     session.out.table(
         {"data": rows},
-        ("", "dashboard", "address"),
-        [(row["action"], row["name"], row["url"] or "") for row in rows],
+        ("dashboard", "action", "address"),
+        [(row["name"], row["action"], row["url"] or "") for row in rows],
+        ids=("address",),
         empty="",
     )
 
@@ -115,7 +116,7 @@ def provision_dashboards(
     written = write_files(to, files, force=force)
     session.out.table(
         {"data": [{"path": str(to / file.path), "action": file.action} for file in written]},
-        ("file", ""),
+        ("file", "action"),
         [(to / file.path, file.action) for file in written],
         empty="Nothing to write.",
         footer=f"Start Grafana with GF_PATHS_PROVISIONING={path / 'provisioning'}; name the rules in prometheus.yml.",

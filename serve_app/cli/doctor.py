@@ -52,7 +52,7 @@ def doctor(
     session: Session,
     cluster: Annotated[bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")] = False,
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address of the cluster's head. [as Ray finds it]")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of the cluster's head. Default: as Ray finds it.")
     ] = None,
     flags: Annotated[
         Path, typer.Option(metavar="FILE", help="File with the flags that every node of the cluster should have.")
@@ -77,9 +77,8 @@ def doctor(
         raise UsageError("--address, --flags, --firewall and --grace-period are of --cluster: add it")
     checks = [*machine_checks(session.connection), *service_checks(session.client, session.connection)]
     ok = all(check.status != "fail" for check in checks)
-    if session.out.as_json:
-        session.out.json({"ok": ok, "checks": [asdict(check) for check in checks]})
-    else:
+    document = {"ok": ok, "checks": [asdict(check) for check in checks]}
+    if not session.out.document(document, [check.name for check in checks]):
         width = max(len(check.name) for check in checks)
         for check in checks:
             session.out.line(f"{check.status.ljust(4)}  {check.name.ljust(width)}  {check.detail}")

@@ -22,9 +22,8 @@ def diagnose(out: Output, address: str | None, flags: Path, firewall: bool, grac
     expected = dict(flags_of(flags.read_text())) if flags.is_file() else {}
     checks = judge(_gather(address), Known(expected, firewall, grace_period))
     ok = all(check.status != "fail" for check in checks)
-    if out.as_json:
-        out.json({"ok": ok, "checks": [asdict(check) for check in checks]})
-    else:
+    document = {"ok": ok, "checks": [asdict(check) for check in checks]}
+    if not out.document(document, [check.name for check in checks]):
         _print(out, checks)
     if not ok:
         raise typer.Exit(1)

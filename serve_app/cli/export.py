@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Annotated, Any, TextIO
+from typing import IO, Annotated, Any
 
 import typer
 
 from serve_app.cli.command import Session, command
 from serve_app.cli.complete_file import complete_file
 from serve_app.cli.output import UsageError
+from serve_app.cli.progress import Progress
 from serve_app.cli.usage import COUNTS, GROUPS, Filters, app, parse_filters, parse_groups
 from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS
 
 PAGE_SIZE = 1000  # requests; the maximum in memory at one time
-PATIENCE_S = 2.0  # a faster export prints no progress
-TERMINAL_S = 0.5  # between two reports of progress
-LOG_S = 10.0
 
 Pages = Iterable[list[dict[str, Any]]]
 
@@ -40,21 +36,24 @@ def export_usage(
     session: Session,
     filters: Filters,
     group_by: Annotated[
-        str | None, typer.Option(metavar=",".join(GROUPS), help="Export sums, one row per group, instead of requests.")
+        str | None,
+        typer.Option(metavar="FIELDS", help=f"Export sums by some of {', '.join(GROUPS)}, instead of requests."),
     ] = None,
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="|".join(FORMATS), help="JSON is one array, with one object per line. [default: csv]"
+            "--format",
+            metavar="FORMAT",
+            help=f"{' or '.join(FORMATS)}; JSON is one array, one object per line. Default: csv.",
         ),
     ] = None,
     output: Annotated[
         str,
-        typer.Option(metavar="FILE|-", help="Output file, written completely or not at all; `-` is standard output."),
+        typer.Option(metavar="FILE", help="Output file, written completely or not at all; - is standard output."),
     ] = "-",
 ) -> None:
     """Write usage to a file: each billed request, or sums. Times are in UTC, charges are exact decimals."""
-    only_json = session.out.as_json and output == "-"
+    only_json = session.out.is_document and output == "-"
     form = form or ("json" if only_json else "csv")
     if form not in FORMATS:
         raise UsageError(f"--format {form}: must be {' or '.join(FORMATS)}")
@@ -70,9 +69,9 @@ def export_usage(
         pages = _sums(session, query | {"group_by": ",".join(groups)})
     standard = contextlib.nullcontext(sys.stdout)
     with standard if output == "-" else complete_file(Path(output), "w", encoding="utf-8", newline="") as file:
-        # With --json, standard error is reserved for the JSON object of a failure.
-        progress = Progress(sys.stderr, quiet=session.out.as_json)
-        rows, charged = _write_all(file, form, columns, pages, progress)
+        if output == "-" and sys.stdout.isatty():
+            session.out.progress.end()  # the rows are on the screen
+        rows, charged = _write_all(file, form, columns, pages, session.out.progress)
     if output != "-":
         session.out.record(
             {"file": output, "format": form, "rows": rows, "charged": f"{charged:f}"},
@@ -89,43 +88,12 @@ def _write_all(
 ) -> tuple[int, Decimal]:
     """Writes page by page. Returns the number of rows and the sum of their charges."""
     encoder = FORMATS[form](columns)
-    charged = Decimal(0)
-    try:
-        file.write(encoder.head())
-        for page in pages:
-            file.write(encoder.rows(page))
-            charged += sum(Decimal(row["charged"]) for row in page)
-            progress.count_rows(len(page))
-        file.write(encoder.tail())
-        return progress.count, charged
-    finally:
-        progress.erase()
-
-
-class Progress:
-    """Counts rows and prints the count periodically: over the same line on a terminal, otherwise line by line."""
-
-    def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._on_terminal = stream.isatty()
-        self._next = math.inf if quiet else clock() + PATIENCE_S
-        self._shown = False
-        self.count = 0
-
-    def count_rows(self, count: int) -> None:
-        self.count += count
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + (TERMINAL_S if self._on_terminal else LOG_S)
-        line = f"{self.count:,} rows …"
-        self._stream.write(f"\r{line}" if self._on_terminal else f"{line}\n")
-        self._stream.flush()
-        self._shown = True
-
-    def erase(self) -> None:
-        """Removes the count from the terminal's line."""
-        if self._shown and self._on_terminal:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+    count, charged = 0, Decimal(0)
+    file.write(encoder.head())
+    for page in pages:
+        file.write(encoder.rows(page))
+        charged += sum(Decimal(row["charged"]) for row in page)
+        count += len(page)
+        progress.say(f"{count:,} rows")
+    file.write(encoder.tail())
+    return count, charged

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from serve_app.cli.accounts import (
-    AccountId,
     ExpiryOption,
     GrantOption,
     IdempotencyKey,
@@ -17,6 +16,7 @@ from serve_app.cli.accounts import (
     print_account,
 )
 from serve_app.cli.command import Session, command
+from serve_app.cli.completion import AccountId
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import plain_amount
 
@@ -82,11 +82,12 @@ def list_grants(session: Session, account_id: AccountId) -> None:
     data = session.client.api_get("accounts", account_id, "grants")["data"]
     session.out.table(
         {"data": data},
-        ("id", "status", "amount", "left", "created", "expires", "memo"),
+        ("id", "status", "amount", "left", "expires", "memo", "created"),
         [
-            (str(g["id"]), g["status"], g["amount"], g["left"], g["created_at"], g["expires_at"], g["memo"])
+            (str(g["id"]), g["status"], g["amount"], g["left"], g["expires_at"] or "never", g["memo"], g["created_at"])
             for g in data
         ],
+        wide=("created",),
         empty=f"No grants. Next: serve-app accounts credit {account_id} AMOUNT --grant",
     )
 

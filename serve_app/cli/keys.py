@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.accounts import AccountId
 from serve_app.cli.command import Session, command
+from serve_app.cli.completion import AccountId, KeyId, complete_model
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import EXPIRY, KEY_LIMIT_OPTIONS, parse_expiry, parse_limits, plain_amount
 from serve_app.contracts.limits import KEY_LIMITS
@@ -18,27 +18,30 @@ app = typer.Typer(name="keys", help="Create, list, change and revoke API keys.")
 
 PERIODS = ("day", "month")
 
-KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id, as shown by `keys list`.")]
 TERMS = {
     "name": Annotated[str | None, typer.Option(metavar="NAME", help="Name of the key, for example where it is used.")],
     "model": Annotated[
-        list[str] | None, typer.Option(metavar="MODEL|any", help="Allow this model; repeat it for more.")
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL", help="Allow this model; repeat it for more. any: all.", autocompletion=complete_model
+        ),
     ],
     "tag": Annotated[
-        list[str] | None, typer.Option(metavar="TAG|none", help="Sum the key's usage by this tag; repeat it for more.")
+        list[str] | None,
+        typer.Option(metavar="TAG", help="Sum usage by this tag; repeat it for more. none: no tags."),
     ],
     "address": Annotated[
         list[str] | None,
-        typer.Option(metavar="CIDR|any", help="Allow this address or network; repeat it for more."),
+        typer.Option(metavar="CIDR", help="Allow this address or network; repeat it for more. any: all."),
     ],
     **KEY_LIMIT_OPTIONS,
     "budget": Annotated[
-        str | None, typer.Option(metavar="AMOUNT|none", help="Maximum charge to the key per day or month, UTC.")
+        str | None, typer.Option(metavar="AMOUNT", help="Maximum charge --per day or month (UTC), or none.")
     ],
-    "per": Annotated[str | None, typer.Option(metavar="day|month", help="Period after which the budget renews.")],
+    "per": Annotated[str | None, typer.Option(metavar="PERIOD", help="Period of the budget: day or month.")],
     "expires": Annotated[
         str | None,
-        typer.Option(metavar=f"{EXPIRY}|never", help="When the key expires. A day includes the whole day, in UTC."),
+        typer.Option(metavar="WHEN", help=f"When the key expires: {EXPIRY} (to its end, UTC), or never."),
     ],
 }
 Terms = Annotated[dict[str, Any], TERMS]
@@ -77,18 +80,20 @@ def list_keys(session: Session, account_id: AccountId) -> None:
         (
             "id",
             "name",
-            "hint",
             "status",
+            "budget used",
             "models",
+            "hint",
             "tags",
             "addresses",
             "limits",
-            "spent",
             "created",
             "expires",
             "revoked",
         ),
         [_row(key) for key in keys],
+        ids=("hint",),
+        wide=("models", "hint", "tags", "addresses", "limits", "created", "expires", "revoked"),
         empty=f"No keys yet. Next: serve-app keys create {account_id}",
     )
 
@@ -160,7 +165,7 @@ def _key_rows(key: dict[str, Any]) -> Iterator[tuple[str, object]]:
         own = (key.get("limits") or {}).get(name)
         yield name, f"{own:,}" if own is not None else "the account's"
     if key.get("budget") is not None:
-        yield "budget", f"{key['budget']} a {key['budget_period']}"
+        yield "budget", f"{key['budget']} per {key['budget_period']}"
         yield "  spent", f"{key['spent']}, renews at {key['renews_at']}"
     yield "expires", key.get("expires_at") or "never"
     yield "created", key["created_at"]
@@ -169,13 +174,14 @@ def _key_rows(key: dict[str, Any]) -> Iterator[tuple[str, object]]:
 def _row(key: dict[str, Any]) -> tuple[object, ...]:
     own = key.get("limits") or {}
     limits = ", ".join(f"{name} {own[name]:,}" for name in KEY_LIMITS if own.get(name) is not None)
-    spent = f"{key['spent']} of {key['budget']} a {key['budget_period']}" if key.get("budget") is not None else None
+    spent = f"{key['spent']} of {key['budget']} per {key['budget_period']}" if key.get("budget") is not None else None
     return (
-        *(key.get(field) for field in ("id", "name", "hint", "status")),
+        *(key.get(field) for field in ("id", "name", "status")),
+        spent,
         ", ".join(key.get("models") or ()) or "any",
+        key.get("hint"),
         ", ".join(key.get("tags") or ()) or None,
         ", ".join(key.get("addresses") or ()) or "any",
         limits or None,
-        spent,
         *(key.get(field) for field in ("created_at", "expires_at", "revoked_at")),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +52,7 @@ def check_ledger(
     if archive is not None:
         _verify(session, database, archive)
         return
-    progress = progress_of(session)
+    progress = session.out.progress.step
     if database is None:
         report = complete_check(
             lambda query: session.client.api_get("ledger", "check", query=query), progress, full=full
@@ -61,9 +60,9 @@ def check_ledger(
     else:
         with _opened(database) as steps:
             report = complete_check(steps, progress, full=full)
-    if session.out.as_json:
-        session.out.json(report)
-    elif report["ok"]:
+    if report["ok"]:
+        if session.out.document(report, ["ok"]):
+            return
         session.out.line(
             f"ok: {report['entries']:,} journal entries add up; {report['accounts']:,} accounts, "
             f"{report['usage_rows']:,} requests, grants, budgets and the audit log agree"
@@ -71,8 +70,8 @@ def check_ledger(
     else:
         session.out.table(
             report,
-            ("kind", "subject", "problem"),
-            [(problem["kind"], problem["subject"], problem["message"]) for problem in report["problems"]],
+            ("subject", "kind", "problem"),
+            [(problem["subject"], problem["kind"], problem["message"]) for problem in report["problems"]],
             empty="The books do not balance, but the service reported no differences.",
         )
     if not report["ok"]:
@@ -128,7 +127,7 @@ def archive_ledger(
     from serve_app.accounting.archive import archive_months
 
     with _opened_database(database) as opened:
-        made = archive_months(opened, before, folder, time.time(), progress_of(session))
+        made = archive_months(opened, before, folder, time.time(), session.out.progress.step)
     session.out.record({"folder": str(folder), **made}, [("folder", folder), *made.items()])
 
 
@@ -140,17 +139,6 @@ def _verify(session: Session, database: str | None, folder: Path) -> None:
     with _opened_database(database) as opened:
         found = verify_archive(opened, folder)
     session.out.record({"ok": True, **found}, [("ok", True), *found.items()])
-
-
-def progress_of(session: Session) -> Callable[[str], None]:
-    """Prints on standard error. Not under --json, which reserves it for the JSON object of a failure."""
-
-    def progress(text: str) -> None:
-        if not session.out.as_json:
-            sys.stderr.write(f"{text} …\n")
-            sys.stderr.flush()
-
-    return progress
 
 
 @contextmanager
@@ -204,19 +192,21 @@ def list_stuck(
 def _show(session: Session, stuck: list[dict[str, Any]], *, empty: str) -> None:
     session.out.table(
         {"data": stuck},
-        ("request", "account", "model", "prompt", "completion", "tries", "last", "reason"),
+        ("request", "reason", "account", "model", "prompt", "completion", "tries", "last try"),
         [
             (
                 one["id"],
+                one["reason"],
                 one["account_id"],
                 one["settlement"].get("model"),
                 one["settlement"].get("prompt_tokens"),
                 one["settlement"].get("completion_tokens"),
                 one["tries"],
                 one["last_at"],
-                one["reason"],
             )
             for one in stuck
         ],
+        ids=("account", "model"),
+        wide=("account", "model", "prompt", "completion", "last try"),
         empty=empty,
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from serve_app.cli.command import Session, command, group_action
+from serve_app.cli.completion import Identifier
 from serve_app.contracts.served import SamplingDefaults
 
 app = typer.Typer(name="models")
 
-Identifier = Annotated[str, typer.Argument(metavar="MODEL", help="Model identifier of requests, such as svc-chat.")]
-COLUMNS = ("model", "backend", "share", "health", "status", "replicas", "set by", "input", "cached input", "output")
+COLUMNS = ("model", "backend", "share", "health", "input", "cached", "output", "replicas", "status", "set by")
 
 
 @group_action(
@@ -51,23 +51,29 @@ def print_models(session: Session, found: Sequence[dict[str, Any]], *, note: str
             one["name"],
             f"{100 * one['share']:.4g}%",
             "ejected" if one["ejected"] else "ready" if one["healthy"] else "not ready",
-            one["status"],
-            one["replicas"],
-            _set_by(model),
             *(model["price"][field] for field in ("input", "cached_input", "output")),
+            one["replicas"],
+            one["status"],
+            _set_by(model),
         )
         for model in found
         for one in model["backends"]
     ]
-    footer = "Prices are per million tokens." + (f"\n{note}" if note else "")
-    session.out.table({"data": list(found)}, COLUMNS, rows, empty="No model is configured.", footer=footer)
+    session.out.table(
+        {"data": list(found)},
+        COLUMNS,
+        rows,
+        ids=("backend",),
+        wide=("replicas", "status", "set by"),
+        empty="No model is configured.",
+        footer="Prices are per million tokens." + (f"\n{note}" if note else ""),
+    )
 
 
 def print_details(session: Session, model: dict[str, Any]) -> None:
-    if session.out.as_json:
-        session.out.json(model)
-        return
     session.out.record(model, _fields(model))
+    if session.out.form not in (None, "wide"):
+        return
     session.out.line("")
     session.out.table(
         model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.command import Session, command
+from serve_app.cli.completion import complete_backend
 from serve_app.cli.models import app
 from serve_app.cli.output import CommandError, UsageError
 from serve_app.cli.values import parse_pairs
@@ -71,7 +71,9 @@ def deploy(
 @command(app, "retire", examples=("serve-app models retire chat-v1",))
 def retire(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="BACKEND", help="Backend without traffic.")],
+    name: Annotated[
+        str, typer.Argument(metavar="BACKEND", help="Backend without traffic.", autocompletion=complete_backend)
+    ],
     timeout: Timeout = 1800.0,
     no_wait: NoWait = False,
 ) -> None:
@@ -88,19 +90,20 @@ def list_backends(session: Session) -> None:
     found = session.client.api_get("backends")["data"]
     session.out.table(
         {"data": found},
-        ("backend", "declared in", "health", "status", "replicas", "serves", "retired"),
+        ("backend", "health", "status", "replicas", "serves", "declared in", "retired"),
         [
             (
                 one["name"],
-                one["source"],
                 "ready" if one["healthy"] else "not ready",
                 one["status"],
                 one["replicas"],
                 _serves(one),
+                one["source"],
                 one["retired_at"],
             )
             for one in found
         ],
+        wide=("declared in", "retired"),
         empty="There are no backends.",
     )
 
@@ -115,7 +118,8 @@ def _wait(
         state = f"{name}: {backend['status']}, {backend['replicas']} replicas ready"
         if state != shown:
             shown = state
-            print(f"{clock() - started:5.0f} s  {state}", file=sys.stderr, flush=True)
+            session.out.progress.log(f"{clock() - started:5.0f} s  {state}")
+            session.out.progress.say(f"waiting for {name}")
         if is_done(backend):
             return backend
         if backend["status"] in FAILED and backend["retired_at"] is None:

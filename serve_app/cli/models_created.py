@@ -9,12 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.command import Session, command
-from serve_app.cli.models import Identifier, app, print_details
+from serve_app.cli.completion import Identifier
+from serve_app.cli.models import app, print_details
 from serve_app.cli.output import UsageError
-from serve_app.cli.values import START, parse_numbers, parse_pairs, parse_start
+from serve_app.cli.values import parse_numbers, parse_pairs, parse_start
 
-Price = Annotated[str, typer.Option(metavar="PRICE", help="Price per million tokens, such as 0.27.")]
-Tokens = Annotated[int, typer.Option(min=1, metavar="TOKENS")]
+InputPrice = Annotated[str, typer.Option(metavar="PRICE", help="Price per million prompt tokens, such as 0.27.")]
+CachedPrice = Annotated[str, typer.Option(metavar="PRICE", help="Price per million cached prompt tokens.")]
+OutputPrice = Annotated[str, typer.Option(metavar="PRICE", help="Price per million output tokens.")]
+ContextLength = Annotated[int, typer.Option(min=1, metavar="N", help="Maximum tokens of prompt and reply.")]
+MaxOutput = Annotated[int, typer.Option(min=1, metavar="N", help="Maximum tokens of a reply.")]
 Temperatures = Annotated[
     list[str] | None, typer.Option(metavar="USE=VALUE", help="Temperature that /models recommends for a use.")
 ]
@@ -41,7 +45,7 @@ Seconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Latency 
     examples=(
         "serve-app models create team-chat --backend chat-v2 --context-length 8192 --max-output 1024 "
         "--input 0.10 --cached-input 0.05 --output 0.30",
-        "serve-app models create team-chat … --default temperature=0.6 --temperature coding=0 --fallback small",
+        "serve-app models create team-chat … --default temperature=0.6 --fallback small",
     ),
 )
 def create_model(
@@ -51,11 +55,11 @@ def create_model(
     backend: Annotated[
         list[str], typer.Option(metavar="NAME[=WEIGHT]", help="Backend that replies; several share requests by weight.")
     ],
-    context_length: Tokens,
-    max_output: Tokens,
-    input: Price,
-    cached_input: Price,
-    output: Price,
+    context_length: ContextLength,
+    max_output: MaxOutput,
+    input: InputPrice,
+    cached_input: CachedPrice,
+    output: OutputPrice,
     fallback: Annotated[
         str | None, typer.Option(metavar="BACKEND", help="Backend that replies while the others can't.")
     ] = None,
@@ -91,9 +95,13 @@ def create_model(
 def update_model(
     session: Session,
     model: Identifier,
-    context_length: Annotated[int | None, typer.Option(min=1, metavar="TOKENS")] = None,
-    max_output: Annotated[int | None, typer.Option(min=1, metavar="TOKENS")] = None,
-    fallback: Annotated[str | None, typer.Option(metavar="BACKEND|none")] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum tokens of prompt and reply.")
+    ] = None,
+    max_output: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum tokens of a reply.")] = None,
+    fallback: Annotated[
+        str | None, typer.Option(metavar="BACKEND", help="Backend that replies while the others can't, or none.")
+    ] = None,
     temperature: Temperatures = None,
     default: Defaults = None,
     first_token_target: Seconds = None,
@@ -131,11 +139,11 @@ def set_price(
     session: Session,
     model: Identifier,
     *,
-    input: Price,
-    cached_input: Price,
-    output: Price,
+    input: InputPrice,
+    cached_input: CachedPrice,
+    output: OutputPrice,
     at: Annotated[
-        str | None, typer.Option(metavar=START, help="When the prices take effect. A day begins at 0:00 UTC.")
+        str | None, typer.Option(metavar="WHEN", help="When the prices take effect: 12h, 2026-12-31 (0:00 UTC).")
     ] = None,
 ) -> None:
     """Set the prices of an identifier, now or from a given time. Requests admitted earlier keep their prices."""

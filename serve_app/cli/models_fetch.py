@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +42,7 @@ def fetch_models(
     fetched = []
     for name, its_revision, its_dtype in wanted:
         try:
-            fetched.append(fetch(name, its_revision, its_dtype, lambda line: print(line, file=sys.stderr, flush=True)))
+            fetched.append(fetch(name, its_revision, its_dtype, session.out.progress.log))
         except ModelError as error:
             raise CommandError(str(error), code="model") from None
     session.out.table(
@@ -61,6 +60,7 @@ def fetch_models(
         },
         ("model", "revision", "GiB", "fingerprint", "folder"),
         [(one.model, one.revision, f"{one.num_bytes / GIB:.2f}", one.fingerprint, str(one.folder)) for one in fetched],
+        ids=("revision", "fingerprint", "folder"),
         empty=f"{config} names no model of the hub.",
         footer="The fingerprint is that of the native engine.",
     )

@@ -7,12 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.command import Session, command
+from serve_app.cli.completion import Identifier, complete_backend, complete_model
 from serve_app.cli.models import app, print_models, weights_text
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import parse_numbers
 
-Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="Deployed backend.")]
-For = Annotated[list[str], typer.Option("--for", metavar="MODEL", help="Identifier; may be repeated.")]
+Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="Deployed backend.", autocompletion=complete_backend)]
+For = Annotated[
+    list[str],
+    typer.Option("--for", metavar="MODEL", help="Identifier; may be repeated.", autocompletion=complete_model),
+]
 Reason = Annotated[str, typer.Option(help="Reason, for the history.")]
 
 
@@ -72,8 +76,11 @@ def roll_back(
 )
 def set_weights(
     session: Session,
-    identifier: Annotated[str, typer.Argument(metavar="MODEL", help="Identifier.")],
-    weights: Annotated[list[str] | None, typer.Argument(metavar="BACKEND=WEIGHT…", show_default=False)] = None,
+    identifier: Identifier,
+    weights: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BACKEND=WEIGHT", help="Weight of each backend, such as old=1.", show_default=False),
+    ] = None,
     as_configured: Annotated[bool, typer.Option("--as-configured", help="Restore the weights of config.yaml.")] = False,
     reason: Reason = "",
 ) -> None:

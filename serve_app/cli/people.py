@@ -6,17 +6,17 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.accounts import AccountId
 from serve_app.cli.command import Session, command
+from serve_app.cli.completion import AccountId, complete_account, complete_person
 from serve_app.cli.output import UsageError
 
 app = typer.Typer(name="people", help="Invite, list and suspend people of the console.")
 
 ROLES = ("owner", "member", "billing")
 OPERATOR_ROLES = ("admin", "support", "finance", "read-only")
-Email = Annotated[str, typer.Argument(metavar="EMAIL")]
+Email = Annotated[str, typer.Argument(metavar="EMAIL", help="E-mail address.", autocompletion=complete_person)]
 Console = Annotated[
-    str | None, typer.Option(metavar="URL", help="URL of the console, for the link. [the service's, and /console]")
+    str | None, typer.Option(metavar="URL", help="Console, for the link. Default: the service's URL and /console.")
 ]
 
 
@@ -32,7 +32,7 @@ def invite(
     session: Session,
     email: Email,
     account_id: AccountId,
-    role: Annotated[str, typer.Option(metavar="owner|member|billing", help="Role in the account.")] = "owner",
+    role: Annotated[str, typer.Option(metavar="ROLE", help="owner, member or billing.")] = "owner",
     hours: Annotated[int, typer.Option(min=1, max=720, help="Hours until the invitation expires.")] = 72,
     console: Console = None,
 ) -> None:
@@ -60,23 +60,37 @@ def list_people(session: Session, account_id: AccountId) -> None:
     """List an account's people and its open invitations."""
     found = session.client.api_get("accounts", account_id, "people")
     rows = [
-        [one["email"], one["name"], one["role"], "suspended" if one["suspended"] else "active", "", one["created_at"]]
+        [one["email"], one["role"], "suspended" if one["suspended"] else "active", one["name"], one["created_at"], ""]
         for one in found["data"]
     ]
     rows += [
-        [one["email"], "", one["role"], f"invited until {one['expires_at']}", one["id"], one["created_at"]]
+        [
+            one["email"],
+            one["role"],
+            f"invited until {one['expires_at'][:10]}",
+            "",
+            one["created_at"],
+            one["id"],
+        ]
         for one in found["invitations"]
     ]
     session.out.table(
         found,
-        ("email", "name", "role", "status", "invitation", "since"),
+        ("email", "role", "status", "name", "since", "invitation"),
         rows,
-        empty=f"Nobody yet. Next: serve-app people invite EMAIL {account_id}",
+        ids=("invitation",),
+        wide=("since",) if found["invitations"] else ("since", "invitation"),
+        empty=f"No people yet. Next: serve-app people invite EMAIL {account_id}",
     )
 
 
 @command(app, "revoke")
-def revoke(session: Session, invitation_id: Annotated[str, typer.Argument(metavar="INVITATION_ID")]) -> None:
+def revoke(
+    session: Session,
+    invitation_id: Annotated[
+        str, typer.Argument(metavar="INVITATION_ID", help="Invitation id, as shown by `people list`.")
+    ],
+) -> None:
     """Revoke an open invitation."""
     made = session.client.api_delete("invitations", invitation_id)
     session.out.record(made, [("id", made["id"]), ("email", made["email"]), ("revoked", made["revoked_at"])])
@@ -86,11 +100,16 @@ def revoke(session: Session, invitation_id: Annotated[str, typer.Argument(metava
 def suspend(
     session: Session,
     email: Email,
-    resume: Annotated[bool, typer.Option("--resume", help="Reactivate the person.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
 ) -> None:
-    """Suspend a person: all their sessions end, and they can't sign in."""
-    found = session.client.api_post("people", "suspend", body={"email": email, "suspended": not resume})
-    session.out.record(found, [("email", found["email"]), ("status", "suspended" if found["suspended"] else "active")])
+    """Suspend a person: all their sessions end, and they can't sign in until `people resume`."""
+    _set_suspended(session, email, not resume)
+
+
+@command(app, "resume")
+def resume(session: Session, email: Email) -> None:
+    """Let a suspended person sign in again."""
+    _set_suspended(session, email, False)
 
 
 @command(
@@ -128,6 +147,22 @@ def reset(
     )
 
 
+@command(app, "sign-in-link", examples=("serve-app people sign-in-link ACCOUNT_ID",))
+def sign_in_link(session: Session, account_id: AccountId, console: Console = None) -> None:
+    """Create a sign-in link for an account's first person, as `make serve` prints one. It works once, for 10 minutes.
+
+    The first person is the account's oldest owner who is an admin among the operators. If there is none, the visitor
+    becomes this person.
+    """
+    made = session.client.api_post("accounts", account_id, "sign-in-link")
+    link = _link(session, console, made.pop("path"))
+    session.out.record(
+        {**made, "link": link},
+        [("link", link), ("ends", made["expires_at"])],
+        note="Who has the link signs in as an operator: keep it private.",
+    )
+
+
 @command(
     app,
     "operator",
@@ -139,10 +174,11 @@ def reset(
 def operator(
     session: Session,
     email: Email,
-    role: Annotated[
-        str | None, typer.Option(metavar="admin|support|finance|read-only", help="Role on the operator pages.")
+    role: Annotated[str | None, typer.Option(metavar="ROLE", help="admin, support, finance or read-only.")] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Staff account that the person has joined.", autocompletion=complete_account),
     ] = None,
-    account: Annotated[str | None, typer.Option(metavar="ID", help="Staff account that the person has joined.")] = None,
     none: Annotated[bool, typer.Option("--none", help="Remove the role.")] = False,
 ) -> None:
     """Grant or remove access to the operator pages of the console. The person must sign in again."""
@@ -152,6 +188,11 @@ def operator(
         raise UsageError(f"--role {role}: must be one of {', '.join(OPERATOR_ROLES)}")
     found = session.client.api_post("people", "operator", body={"email": email, "role": role, "account_id": account})
     session.out.record(found, [("email", found["email"]), ("role", found["role"] or "none")])
+
+
+def _set_suspended(session: Session, email: str, suspended: bool) -> None:
+    found = session.client.api_post("people", "suspend", body={"email": email, "suspended": suspended})
+    session.out.record(found, [("email", found["email"]), ("status", "suspended" if found["suspended"] else "active")])
 
 
 def _link(session: Session, console: str | None, path: str) -> str:

@@ -1,10 +1,12 @@
-"""`serve-app requests show`: shows what happened to a request, from its id alone."""
+"""`serve-app requests list` and `requests show`: finds requests, and shows what happened to one."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +15,100 @@ from urllib.parse import quote
 import typer
 
 from serve_app.cli.command import Session, command
-from serve_app.cli.output import CommandError, UsageError
+from serve_app.cli.completion import AccountOption, KeyOption, ModelOption, of_values
+from serve_app.cli.output import CommandError, UsageError, short_time
+from serve_app.cli.values import parse_age
 from serve_app.storage.request_log import PATTERN, PHASES, TEXTS, Line, find_lines
 
+OUTCOMES = ("completed", "cancelled", "failed")
 TRACE_ID = "{trace_id}"
 
-app = typer.Typer(name="requests", help="Show what happened to a request.")
+app = typer.Typer(name="requests", help="List requests, and show what happened to one.")
+
+
+@command(
+    app,
+    "list",
+    examples=(
+        "serve-app requests list --status failed --since 1h",
+        "serve-app requests list --account ACCOUNT_ID --model svc-chat --limit 20",
+        "serve-app requests list --from 2026-11-01 --to 2026-11-02 -o json",
+    ),
+)
+def list_requests(
+    session: Session,
+    *,
+    account: AccountOption = None,
+    key: KeyOption = None,
+    model: ModelOption = None,
+    status: Annotated[
+        str | None,
+        typer.Option(metavar="STATUS", help="Only completed, cancelled or failed.", autocompletion=of_values(OUTCOMES)),
+    ] = None,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only keys that have this tag now.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Only the last 30min, 12h, 7d or 4w.", show_default=False)
+    ] = None,
+    first: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="From this day (UTC) or time on: 2026-11-30.")
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="To the end of this day (UTC), or before this time.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Requests per page.")] = 20,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Continue after a page: its last line says how.")
+    ] = None,
+) -> None:
+    """List billed requests, newest first, in pages. Times are in UTC.
+
+    Refused requests are not billed: `requests show` finds them by their id.
+    """
+    if status is not None and status not in OUTCOMES:
+        raise UsageError(f"--status {status}: must be one of {', '.join(OUTCOMES)}")
+    if since is not None:
+        if first is not None:
+            raise UsageError("--since and --from cannot be combined: use only one of them")
+        first = parse_age("--since", since, datetime.now(UTC))
+    filters = {"account": account, "key": key, "model": model, "status": status, "tag": tag, "from": first, "to": last}
+    page = session.client.api_get("requests", query={**filters, "limit": limit, "after": after})
+    rows, today = page["data"], f"{datetime.now(UTC):%Y-%m-%d}"
+    options = {"since": None, **filters, "limit": limit, "after": page["next"]}
+    words = [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+    session.out.table(
+        page,
+        ("request", "ended", "status", "charged", "model", "prompt", "output", "seconds", "account", "key", "backend"),
+        [
+            (
+                row["request_id"],
+                short_time(row["finished_at"]) if session.out.form == "wide" else _recent(row["finished_at"], today),
+                row["outcome"],
+                row["charged"],
+                row["model"],
+                row["prompt_tokens"],
+                row["completion_tokens"],
+                f"{_seconds(row):.1f}",
+                row["account_id"],
+                row["key_id"],
+                row["backend"],
+            )
+            for row in rows
+        ],
+        ids=("model", "account", "key", "backend"),
+        wide=("prompt", "output", "seconds", "account", "key", "backend"),
+        empty="No requests match." if page["next"] is None else "No requests match on this page.",
+        footer="" if page["next"] is None else f"Next page: serve-app requests list {' '.join(words)}",
+    )
+
+
+def _recent(text: str, today: str) -> str:
+    """Returns the time of a request that ended today, or the day and the time, in UTC."""
+    return text[11:19] if text.startswith(today) else text[5:16].replace("T", " ")
+
+
+def _seconds(row: dict[str, Any]) -> float:
+    begun, ended = (datetime.fromisoformat(row[name]) for name in ("started_at", "finished_at"))
+    return (ended - begun).total_seconds()
 
 
 @command(
@@ -54,10 +144,9 @@ def show_request(
     story = _from_service(session, request_id, texts) if logs is None else _with_logs(session, request_id, logs, texts)
     trace_id = story["summary"]["trace_id"]
     story["trace_url"] = None if traces is None or trace_id is None else traces.replace(TRACE_ID, quote(trace_id))
-    if session.out.as_json:
-        session.out.json(story)
-        return
     summary = story["summary"]
+    if session.out.document(story, [summary["request_id"]]):
+        return
     session.out.record(story, _fields(story))
     timings = [(phase, summary["timings"][f"{phase}_ms"], words) for phase, words in PHASES.items()]
     rows = [(phase, f"{ms:,.1f}", words) for phase, ms, words in timings if ms is not None]

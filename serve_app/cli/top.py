@@ -52,6 +52,7 @@ def show_top(
     pressure leaves. The dashboards show requests per second and latencies.
     """
     reader = Reader(session, top)
+    session.out.progress.end()  # the screen shows what happens
     if once or (every is None and not sys.stdout.isatty()):
         with _shown(session, live=False) as show:
             show(reader.next_frame())
@@ -85,7 +86,7 @@ class Reader:
 @contextlib.contextmanager
 def _shown(session: Session, *, live: bool) -> Iterator[Callable[[Json], None]]:
     """Yields a function that shows frames: as lines of JSON, on one screen, or one after the other."""
-    if session.out.as_json:
+    if session.out.form == "json":
         yield lambda frame: _write(json.dumps(frame, ensure_ascii=False) + "\n")
         return
     from rich.live import Live

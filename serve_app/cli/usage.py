@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.command import Session, group_action
+from serve_app.cli.completion import AccountOption, KeyOption, ModelOption
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import parse_day
 
@@ -18,14 +19,14 @@ COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 app = typer.Typer(name="usage", help="Show and export requests, tokens and charges.")
 
 FILTERS = {
-    "account": Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Only this account.")],
-    "key": Annotated[str | None, typer.Option(metavar="KEY_ID", help="Only this API key.")],
-    "model": Annotated[str | None, typer.Option(metavar="MODEL", help="Only this model identifier.")],
+    "account": AccountOption,
+    "key": KeyOption,
+    "model": ModelOption,
     "tag": Annotated[
-        str | None, typer.Option(metavar="TAG", help="Only keys that have this tag now; empty: keys without a tag.")
+        str | None, typer.Option(metavar="TAG", help="Only keys that have this tag now. '': keys without tags.")
     ],
-    "first": Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="First day, UTC.")],
-    "last": Annotated[str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC.")],
+    "first": Annotated[str | None, typer.Option("--from", metavar="DAY", help="First day, UTC: 2026-11-01.")],
+    "last": Annotated[str | None, typer.Option("--to", metavar="DAY", help="Last day, UTC: 2026-11-30.")],
 }
 Filters = Annotated[dict[str, str], FILTERS]
 
@@ -42,7 +43,7 @@ def show_usage(
     session: Session,
     filters: Filters,
     group_by: Annotated[
-        str, typer.Option(metavar=",".join(GROUPS), help="Group by these fields, one row per group.")
+        str, typer.Option(metavar="FIELDS", help=f"One row per group: some of {', '.join(GROUPS)}.")
     ] = "day,model",
 ) -> None:
     """Show requests, tokens and charges. `export` writes them to a file, also by request."""
@@ -50,8 +51,9 @@ def show_usage(
     rows = session.client.api_get("usage", query=parse_filters(filters) | {"group_by": ",".join(groups)})["data"]
     session.out.table(
         {"data": rows},
-        (*groups, *(name.replace("_", " ") for name in COUNTS), "charged"),
-        [[_cell(row, name) for name in (*(GROUPS[group] for group in groups), *COUNTS, "charged")] for row in rows],
+        (*groups, "charged", "requests", "prompt", "cached", "completion"),
+        [[_cell(row, name) for name in (*(GROUPS[group] for group in groups), "charged", *COUNTS)] for row in rows],
+        ids=groups,
         empty="Nothing was used.",
         footer="A key with several tags counts in each of them." if "tag" in groups else _total(rows),
     )

@@ -16,8 +16,7 @@ from serve_app.contracts.errors import InvalidAmount
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS, Contract
 from serve_app.contracts.money import parse_amount
 
-EXPIRY = "30d|12h|2026-12-31|TIME"
-START = EXPIRY
+EXPIRY = "30d, 12h, 2026-12-31"
 _EXPIRY_EXAMPLES = "30d, 12h, 4w, 90min, 2026-12-31 or 2026-12-31T18:00:00Z"
 _DURATION = re.compile(r"([1-9][0-9]{0,5})(min|h|d|w)", re.ASCII)
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
@@ -64,6 +63,17 @@ def _parse_time(option: str, text: str, now: datetime, *, day_counts: timedelta)
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def parse_age(option: str, text: str, now: datetime) -> str:
+    """Returns the time that is a duration before `now`, as ISO 8601 in UTC."""
+    if not (duration := _DURATION.fullmatch(text)):
+        raise UsageError(f"{option} {text}: write it like 30min, 12h, 7d or 4w")
+    try:
+        at = now - int(duration[1]) * _UNITS[duration[2]]
+    except OverflowError:
+        raise UsageError(f"{option} {text}: is too long ago") from None
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 def parse_pairs(option: str, given: Iterable[str]) -> dict[str, Any]:
     """Returns the values of NAME=VALUE by name, each parsed as YAML."""
     import yaml
@@ -105,11 +115,18 @@ HIGHEST: dict[str, Any] = {
 }
 
 
+_LIMIT_NAMES = {
+    "rpm": "Requests per minute",
+    "tpm": "Tokens per minute",
+    "concurrency": "Requests at the same time",
+}
+
+
 def _account_limit(limit: str) -> Any:
-    help = "Whole number, or `default`."
+    help = f"{_LIMIT_NAMES.get(limit, limit)}, or default."
     if limit == "weight":
-        help = f"Share under pressure, relative to other accounts': 1 to {HIGHEST[limit]:,}."
-    return Annotated[str | None, typer.Option(metavar="N|default", help=help)]
+        help = f"Share under pressure, relative to other accounts: 1 to {HIGHEST[limit]:,}, or default."
+    return Annotated[str | None, typer.Option(metavar="N", help=help)]
 
 
 # One option for each limit that serve_app.contracts.limits declares; see `command` on parameters of this type.
@@ -117,9 +134,7 @@ ACCOUNT_LIMIT_OPTIONS = {limit: _account_limit(limit) for limit in ACCOUNT_LIMIT
 KEY_LIMIT_OPTIONS = {
     limit: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|none", help="Limit of the key, in addition to the account's; `none`: the account's only."
-        ),
+        typer.Option(metavar="N", help=f"{_LIMIT_NAMES.get(limit, limit)} of this key, or none."),
     ]
     for limit in KEY_LIMITS
 }

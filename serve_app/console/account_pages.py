@@ -1,26 +1,26 @@
-"""An account's overview and its keys."""
+"""A person's accounts, an account's API keys, and its quick start."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastapi.responses import Response
 
-from serve_app.console.web import WITH_COPY, Refused, Visit
+from serve_app.console.key_names import is_playground
+from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
-from serve_app.contracts.books import KeySnapshot, Outcome
+from serve_app.contracts.books import KeySnapshot
 from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.errors import InvalidAmount
 from serve_app.contracts.key_format import digest, hint, new_key
-from serve_app.contracts.limiting import AccountStatus
-from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
+from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import parse_amount
-from serve_app.contracts.periods import period_at
 from serve_app.contracts.units import DAY_S
 
-_BURN_DAYS: Final = 7
-STATUS_S: Final = 2.0
+#: Fields of the forms, by limit.
+LIMIT_LABELS: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
 #: Seconds for which a replaced key keeps working, by choice.
 OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "0 minutes": 0.0}
 
@@ -29,38 +29,13 @@ async def home(visit: Visit) -> Response:
     """Redirects to the person's only account, or shows a choice."""
     if len(visit.me.roles) == 1:
         return visit.go(f"/accounts/{next(iter(visit.me.roles))}")
+    return await accounts(visit)
+
+
+async def accounts(visit: Visit) -> Response:
     run = visit.console.books.run
-    accounts = [(await run(commands.GetAccount(account_id)), role) for account_id, role in visit.me.roles.items()]
-    return visit.page("home.html", accounts=accounts)
-
-
-async def overview(visit: Visit) -> Response:
-    run, now = visit.console.books.run, visit.console.now()
-    account_id = visit.request.path_params["account_id"]
-    today = period_at("day", now)
-    first = period_at("day", now - (_BURN_DAYS - 1) * DAY_S).name
-    account = await run(commands.GetAccount(account_id))
-    days = await run(commands.SumUsage(account_id, day_from=first, group_by=("day",)))
-    recent = await run(commands.ListUsage(account_id, time_from=today.begins))
-    status = await _status(visit, account_id)
-    burn = sum(row.charged for row in days) // _BURN_DAYS
-    balance = account.available(now)
-    return visit.page(
-        "overview.html",
-        account=account,
-        balance=balance,
-        burn=burn,
-        days_left=balance // burn if burn else None,
-        today=next((row for row in days if row.day == today.name), None),
-        errors=sum(row.outcome is Outcome.FAILED for row in recent.rows),
-        more=recent.next is not None,
-        held=None if status is None else status.held,
-        limits=[
-            (name, account.limits.get(name, None if status is None else getattr(status.contract, name)))
-            for name in ACCOUNT_LIMITS
-        ],
-        pressed=() if status is None else status.pressed,
-    )
+    found = [(await run(commands.GetAccount(account_id)), role) for account_id, role in visit.me.roles.items()]
+    return visit.page("home.html", accounts=found)
 
 
 async def docs(visit: Visit) -> Response:
@@ -70,16 +45,7 @@ async def docs(visit: Visit) -> Response:
     except Unavailable:
         models = []
     model, base = next(iter(models), "MODEL"), f"{visit.origin}/v1"
-    return visit.page("docs.html", allowed=WITH_COPY, models=models, model=model, base=base, key="YOUR_KEY")
-
-
-async def _status(visit: Visit, account_id: str) -> AccountStatus | None:
-    """Returns the account's state; None if the limiter does not answer, so the page shows the rest."""
-    try:
-        async with asyncio.timeout(STATUS_S):
-            return await visit.console.status_of(account_id)
-    except (Unavailable, TimeoutError):
-        return None
+    return visit.page("docs.html", models=models, model=model, base=base, key="YOUR_KEY")
 
 
 async def keys(visit: Visit) -> Response:
@@ -87,17 +53,39 @@ async def keys(visit: Visit) -> Response:
     used: dict[str | None, str] = {}
     for row in await run(commands.SumUsage(account_id, group_by=("key", "day"))):
         used[row.key_id] = max(used.get(row.key_id, ""), row.day or "")
-    found = await run(commands.ListKeys(account_id))
-    models = await visit.console.models()
+    found = [key for key in await run(commands.ListKeys(account_id)) if not is_playground(key)]
+    revoked = [key for key in found if not key.active]
+    shows_revoked = "revoked" in visit.request.query_params
     return visit.page(
         "keys.html",
-        keys=found,
+        keys=[key for key in found[::-1] if key.active or shows_revoked],
+        revoked=len(revoked),
+        shows_revoked=shows_revoked,
         used=used,
-        models=models,
-        limits=KEY_LIMITS,
+        account=await run(commands.GetAccount(account_id)),
+        models=await visit.console.models(),
+        limits=LIMIT_LABELS,
         overlaps=OVERLAPS,
-        now=visit.console.now(),
     )
+
+
+async def show_key(visit: Visit) -> Response:
+    """Shows the form that changes a key."""
+    key = await _key(visit)
+    if not key.active:
+        raise Refused(404, "This key is revoked.")
+    models = list(dict.fromkeys([*await visit.console.models(), *(key.models or ())]))
+    account = await visit.console.books.run(commands.GetAccount(key.account_id))
+    return visit.page("key.html", key=key, account=account, models=models, limits=LIMIT_LABELS)
+
+
+async def update_key(visit: Visit) -> Response:
+    key = await _key(visit)
+    terms = await _terms(visit, also=key.models or ())
+    empty: dict[str, Any] = dict.fromkeys(("models", "tags", "addresses", "budget", "budget_period", *KEY_LIMITS))
+    changes = {"name": visit.form.get("name", "").strip()} | empty | {"expires_at": None} | terms
+    await visit.console.books.run(commands.UpdateKey(key.key_id, changes, visit.audit))
+    return visit.go(f"/accounts/{key.account_id}/keys", done="Key saved")
 
 
 async def create_key(visit: Visit) -> Response:
@@ -118,7 +106,7 @@ async def rotate_key(visit: Visit) -> Response:
 
 async def revoke_key(visit: Visit) -> Response:
     await visit.console.books.run(commands.RevokeKey((await _key(visit)).key_id, visit.audit))
-    return visit.go(f"/accounts/{visit.request.path_params['account_id']}/keys")
+    return visit.go(f"/accounts/{visit.request.path_params['account_id']}/keys", done="Key revoked")
 
 
 async def _key(visit: Visit) -> KeySnapshot:
@@ -133,16 +121,19 @@ async def _key(visit: Visit) -> KeySnapshot:
 async def _show_key(visit: Visit, key: str, made: KeySnapshot, old_until: float | None = None) -> Response:
     """Returns the page that shows a new key, once."""
     model = (made.models or await visit.console.models() or ["MODEL"])[0]
-    page = {"key": key, "name": made.name, "model": model, "base": f"{visit.origin}/v1", "old_until": old_until}
-    return visit.page("key_made.html", 201, allowed=WITH_COPY, **page)
+    base = f"{visit.origin}/v1"
+    return visit.page("key_made.html", 201, key=key, name=made.name, model=model, base=base, old_until=old_until)
 
 
-async def _terms(visit: Visit) -> dict[str, Any]:
-    """Returns the key's terms from the form. Raises Refused, InvalidAmount."""
+async def _terms(visit: Visit, also: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the key's terms from the form. It may name the served models, and those in `also`.
+
+    Raises Refused, InvalidAmount.
+    """
     form, terms = visit.form, dict[str, Any]()
     if models := visit.lists.get("model"):
-        if not set(models) <= set(await visit.console.models()):
-            raise Refused(422, "Choose models that are served.")
+        if not set(models) <= {*await visit.console.models(), *also}:
+            raise Refused(422, "Choose models that are served.", "model")
         terms["models"] = tuple(models)
     if tags := [tag.strip() for tag in form.get("tags", "").split(",") if tag.strip()]:
         terms["tags"] = tags
@@ -151,10 +142,14 @@ async def _terms(visit: Visit) -> dict[str, Any]:
     for name in KEY_LIMITS:
         if text := form.get(name, "").strip():
             if not (text.isascii() and text.isdigit() and len(text) <= 13):
-                raise Refused(422, f"{name} must be a whole number.")
+                raise Refused(422, f"{LIMIT_LABELS[name]}: type a whole number.", name)
             terms[name] = int(text)
     if text := form.get("budget", "").strip():
-        terms |= {"budget": parse_amount(text), "budget_period": form.get("budget_period", "month")}
+        try:
+            budget = parse_amount(text)
+        except InvalidAmount as error:
+            raise Refused(422, str(error), "budget") from None
+        terms |= {"budget": budget, "budget_period": form.get("budget_period", "month")}
     if (expires_at := last_moment(form.get("expires", ""))) is not None:
         terms["expires_at"] = expires_at
     return terms
@@ -167,5 +162,5 @@ def last_moment(day: str) -> float | None:
     try:
         begins = datetime.strptime(day.strip(), "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
-        raise Refused(422, "Give the expiry as YYYY-MM-DD.") from None
+        raise Refused(422, "Give the expiry as YYYY-MM-DD.", "expires") from None
     return begins.timestamp() + DAY_S

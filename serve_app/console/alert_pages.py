@@ -9,7 +9,7 @@ from typing import Final
 from fastapi.responses import Response
 
 from serve_app.console.notifier import words
-from serve_app.console.web import WITH_COPY, Refused, Visit
+from serve_app.console.web import Refused, Visit
 from serve_app.contracts import notices
 from serve_app.contracts.money import parse_amount
 from serve_app.storage.sealing import of_webhooks, seal
@@ -26,6 +26,7 @@ async def show(visit: Visit) -> Response:
         alerts=await run(notices.ListAlerts(account_id)),
         told=[(notice, words(notice)) for notice in told],
         kinds=notices.KINDS,
+        choices=[(kind, text.capitalize()) for kind, text in notices.KINDS.items()],
         has_mail=visit.console.has_mail,
     )
 
@@ -37,9 +38,9 @@ async def create(visit: Visit) -> Response:
         try:
             await pinned(target, private=visit.console.private_webhooks)
         except BadAddress as error:
-            raise Refused(422, str(error)) from None
+            raise Refused(422, str(error), "target") from None
     elif not visit.console.has_mail:
-        raise Refused(422, "This service sends no e-mail: use the https address of a webhook.")
+        raise Refused(422, "This service sends no e-mail: use the https address of a webhook.", "target")
     secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
     threshold = parse_amount(visit.form.get("threshold", "").strip())
     kind = visit.form.get("kind", "")
@@ -47,11 +48,11 @@ async def create(visit: Visit) -> Response:
     command = notices.CreateAlert(account_id, kind, threshold, target, stored, visit.audit)
     made = await visit.console.books.run(command)
     if is_webhook:
-        return visit.page("webhook_made.html", 201, allowed=WITH_COPY, alert=made, secret=secret)
-    return visit.go(f"/accounts/{account_id}/alerts")
+        return visit.page("webhook_made.html", 201, alert=made, secret=secret)
+    return visit.go(f"/accounts/{account_id}/alerts", done="Alert created")
 
 
 async def remove(visit: Visit) -> Response:
     account_id, alert_id = (visit.request.path_params[name] for name in ("account_id", "alert_id"))
     await visit.console.books.run(notices.RemoveAlert(account_id, alert_id, visit.audit))
-    return visit.go(f"/accounts/{account_id}/alerts")
+    return visit.go(f"/accounts/{account_id}/alerts", done="Alert removed")

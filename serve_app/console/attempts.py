@@ -24,7 +24,10 @@ OF_EMAIL: Final = 50
 OF_ADDRESS: Final = 100
 OF_SIGNED_IN: Final = 5  # of a person who confirms a change with the password
 OF_CODES: Final = 5  # one-time codes after a right password
-#: Each counted attempt takes the time of a password check, so others can't evict a name within the window.
+OF_MAILS: Final = 3  # mails that strangers ask for, of an e-mail address
+OF_MAILS_TO_ALL: Final = 300  # of sign-up, to all addresses together
+OF_MAILS_OF_ADDRESS: Final = 20
+#: Each attempt at a password or code takes the time of a password check, so others can't evict a name in the window.
 MAX_KEPT: Final = 60_000
 KNOWN_S: Final = 180 * DAY_S
 
@@ -38,6 +41,9 @@ class Attempts:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._rates = Rates(clock, MAX_KEPT, WINDOW_S)
+        # What costs no password check is kept apart, so that it cannot evict what limits guesses.
+        self._mails = Rates(clock, MAX_KEPT, WINDOW_S)
+        self._used = Rates(clock, MAX_KEPT, WINDOW_S)
 
     def begin(self, address: str | None, email: str, browser: str | None = None) -> float:
         """Counts an attempt to sign in. Returns 0, or the seconds to wait: then the attempt must not be made."""
@@ -56,10 +62,44 @@ class Attempts:
         """Counts an attempt of a person who is signed in, as `begin`."""
         return self._rates.count((f"person {user_id}", OF_SIGNED_IN))
 
+    def begin_mail(self, address: str | None, email: str, *, is_sign_up: bool = False) -> float:
+        """Counts a request for a mail, as `begin`, whether or not the address has a login."""
+        limits = [(f"mail {_normal(email)}", OF_MAILS)]
+        if address is not None:
+            limits.append((f"mails of {address}", OF_MAILS_OF_ADDRESS))
+        if is_sign_up:
+            limits.append(("mails of sign-up", OF_MAILS_TO_ALL))
+        return self._mails.count(*limits)
+
+    def begin_link(self, email: str) -> float:
+        """Counts a new password that a link of this address sets, as `begin`."""
+        return self._rates.count((f"link {_normal(email)}", OF_PAIR))
+
+    def begin_passkey(self, address: str | None, challenge: str) -> float:
+        """Counts the use of a challenge, as `begin`. It is used once: it expires before the window ends."""
+        return self._once(address, f"challenge {challenge}", 1)
+
     def begin_openid(self, address: str | None, state: str) -> float:
         """Counts a return from the provider with a state, as `begin`."""
-        limits = [(f"openid {state[-200:]}", OF_PAIR)]
-        return self._rates.count(*limits, *([] if address is None else [(f"address {address}", OF_ADDRESS)]))
+        return self._once(address, f"openid {state[-200:]}", OF_PAIR)
+
+    def _once(self, address: str | None, name: str, limit: int) -> float:
+        wait = 0.0 if address is None else self._rates.count((f"address {address}", OF_ADDRESS))
+        return wait or self._used.count((name, limit))
+
+    def wait_of(self, email: str) -> float:
+        """Returns the seconds that a person must wait at a browser that is not known."""
+        return self._rates.waits(lambda name: _is_of(name, email))
+
+    def forget(self, email: str) -> None:
+        """Lets a person try again at once, unless the whole address of their network has to wait."""
+        self._rates.forget(lambda name: _is_of(name, email))
+
+
+def _is_of(name: str, email: str) -> bool:
+    """Returns whether attempts under this name are of an e-mail address alone."""
+    normal = _normal(email)
+    return name in (f"email {normal}", f"code {normal}") or (name.startswith("pair ") and name.endswith(f" {normal}"))
 
 
 def browser_cookie(keys: SecretKeys, email: str, earlier: str, now: float) -> str:

@@ -1,20 +1,42 @@
-"""An account's payments and grants, recharging, and a statement for each month."""
+"""An account's payments and grants, recharging, its details for invoices, and a statement for each month."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from fastapi.responses import Response
 
 from serve_app.console.usage_pages import named_month
-from serve_app.console.web import HEADERS, Visit
+from serve_app.console.web import HEADERS, Refused, Visit
 from serve_app.contracts import commands
+from serve_app.contracts.billing import (
+    BillingDetails,
+    FindPayment,
+    ListPayments,
+    ReadBillingDetails,
+    SetBillingDetails,
+)
+from serve_app.contracts.books import AccountSnapshot
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ShowRecharge
+from serve_app.contracts.units import DAY_S
+from serve_app.storage.pdf_documents import KINDS, Customer, invoice_number, invoice_pdf, statement_pdf
 
 MAX_MONTHS: Final = 36
-KINDS: Final = {"top_up": "Payment", "grant": "Credit given", "correction": "Correction", "expiry": "Expired credit"}
-OUTCOMES: Final = {"open": "not known yet", "succeeded": "paid", "failed": "failed"}
+PACE_DAYS: Final = 7  # full days whose average spending the forecast assumes
+OUTCOMES: Final = {"open": "in progress", "succeeded": "paid", "failed": "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A month's expected spending in nano-units, if every day from now on costs as much as the last full days."""
+
+    spent: int  # so far
+    a_day: int
+    days: int  # full days of the average
+    total: int
 
 
 async def billing(visit: Visit) -> Response:
@@ -39,6 +61,9 @@ async def billing(visit: Visit) -> Response:
         months=months,
         kinds=KINDS,
         now=now,
+        forecast=await _forecast(visit, account),
+        details=await run(ReadBillingDetails(account_id)),
+        payments=await run(ListPayments(account_id)),
         provider=provider,
         recharge=recharge,
         attempts=attempts,
@@ -58,3 +83,67 @@ async def statement(visit: Visit) -> Response:
     return visit.page(
         "statement.html", account=account, statement=found, kinds=KINDS, over=visit.console.now() >= month.ends
     )
+
+
+async def statement_file(visit: Visit) -> Response:
+    run = visit.console.books.run
+    month = named_month(visit, visit.request.path_params["month"])
+    customer = await _customer(visit)
+    found = await run(commands.ShowStatement(customer.account_id, month.name))
+    made = await asyncio.to_thread(statement_pdf, visit.console.seller, customer, found, visit.console.now())
+    return _file(made, f"statement-{month.name}.pdf")
+
+
+async def invoice(visit: Visit) -> Response:
+    number = visit.request.path_params["entry_id"]
+    customer = await _customer(visit)
+    payment = None
+    if number.isascii() and number.isdigit() and len(number) <= 18:
+        payment = await visit.console.books.run(FindPayment(customer.account_id, int(number)))
+    if payment is None:
+        raise Refused(404, "This account has no such payment.")
+    made = await asyncio.to_thread(invoice_pdf, visit.console.seller, customer, payment)
+    return _file(made, f"invoice-{invoice_number(payment)}.pdf")
+
+
+async def details(visit: Visit) -> Response:
+    account_id = visit.request.path_params["account_id"]
+    account = await visit.console.books.run(commands.GetAccount(account_id))
+    known = await visit.console.books.run(ReadBillingDetails(account_id))
+    billing = f"/accounts/{account_id}/billing"
+    return visit.page("billing_details.html", section=billing, account=account, details=known)
+
+
+async def set_details(visit: Visit) -> Response:
+    account_id, form = visit.request.path_params["account_id"], visit.form
+    given = BillingDetails(*(form.get(name, "") for name in ("company", "address", "tax_id", "email")))
+    await visit.console.books.run(SetBillingDetails(account_id, given, visit.audit))
+    return visit.go(f"/accounts/{account_id}/billing", done="Billing details saved")
+
+
+async def _customer(visit: Visit) -> Customer:
+    run, account_id = visit.console.books.run, visit.request.path_params["account_id"]
+    account = await run(commands.GetAccount(account_id))
+    return Customer(account_id, account.name, account.currency, await run(ReadBillingDetails(account_id)))
+
+
+async def _forecast(visit: Visit, account: AccountSnapshot) -> Forecast | None:
+    """Returns the month's forecast; None before the account's first full day."""
+    run, now = visit.console.books.run, visit.console.now()
+    month, today = period_at("month", now), period_at("day", now)
+    days = min(PACE_DAYS, int((today.begins - period_at("day", account.created_at).begins) // DAY_S))
+    if days < 1:
+        return None
+    first = min(month.begins, today.begins - days * DAY_S)
+    by_day = commands.SumUsage(account.account_id, day_from=period_at("day", first).name, group_by=("day",))
+    charged = {row.day or "": row.charged for row in await run(by_day)}
+    since = period_at("day", today.begins - days * DAY_S).name
+    a_day = sum(nano for day, nano in charged.items() if since <= day < today.name) // days
+    spent = sum(nano for day, nano in charged.items() if day.startswith(month.name))
+    left = int((month.ends - now) * 1000)
+    return Forecast(spent, a_day, days, spent + a_day * left // int(DAY_S * 1000))
+
+
+def _file(content: bytes, name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
+    return Response(content, media_type="application/pdf", headers=headers)

@@ -1,13 +1,48 @@
-"""Current activity, for operators."""
+"""Current activity, for operators. The page refreshes its figures by itself."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from fastapi.responses import Response
 
+from serve_app.console.serving import serving
 from serve_app.console.web import Visit
+from serve_app.contracts.calls import Unavailable
+
+CHARTED: Final = 180  # points of a chart; each is the maximum of its minutes
 
 
 async def show(visit: Visit) -> Response:
-    hours = visit.console.pressure.by_hour()
-    names = sorted({name for _, pressures in hours for name in pressures})
-    return visit.page("operator_live.html", live=await visit.console.live(), hours=hours, names=names)
+    pressure = visit.console.pressure
+    try:
+        live = await visit.console.live()
+    except Unavailable:
+        live = None
+    return visit.page(
+        "operator_live.html",
+        live=live,
+        serving=serving(live),
+        pressure_chart=_chart(pressure.series("pressure")),
+        speed_chart=_chart(pressure.series("tokens_per_s")),
+        speeds=[sum(values.values()) for _, values in pressure.seen_of("tokens_per_s")][-60:],
+        speed=sum(one["load"]["tokens_per_s"] for one in (live or {}).get("backends", ()) if one["load"]),
+    )
+
+
+def _chart(points: list[tuple[str, dict[str, float]]]) -> dict[str, Any] | None:
+    """Returns a line for each backend; None without data."""
+    if len(points) < 2:
+        return None
+    step = -(-len(points) // CHARTED)
+    groups = [points[start : start + step] for start in range(0, len(points), step)]
+    names = sorted({name for _, values in points for name in values})
+    series = [
+        {"name": name, "values": [_most(values.get(name) for _, values in group) for group in groups]} for name in names
+    ]
+    return {"labels": [group[0][0] for group in groups], "series": series, "type": "line"}
+
+
+def _most(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(max(known), 3) if known else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi.responses import Response
 
 from serve_app.console.account_pages import last_moment
-from serve_app.console.web import WITH_COPY, Refused, Visit
+from serve_app.console.web import Refused, Visit
 from serve_app.contracts import management
 from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key
 
@@ -13,7 +13,7 @@ from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key
 async def show(visit: Visit) -> Response:
     account_id = visit.request.path_params["account_id"]
     found = await visit.console.books.run(management.ListManagementKeys(account_id))
-    return visit.page("management_keys.html", keys=found, now=visit.console.now())
+    return visit.page("management_keys.html", keys=found)
 
 
 async def create(visit: Visit) -> Response:
@@ -23,7 +23,7 @@ async def create(visit: Visit) -> Response:
     command = management.CreateManagementKey(account_id, name, digest(key), hint(key), expires_at, visit.audit)
     await console.books.run(command)
     base = f"{visit.origin}/v1"
-    return visit.page("management_key_made.html", 201, allowed=WITH_COPY, key=key, name=name, base=base)
+    return visit.page("management_key_made.html", 201, key=key, name=name, base=base)
 
 
 async def revoke(visit: Visit) -> Response:
@@ -32,4 +32,4 @@ async def revoke(visit: Visit) -> Response:
     if key_id not in {key.key_id for key in found}:
         raise Refused(404, "This account has no such management key.")
     await visit.console.books.run(management.RevokeManagementKey(account_id, key_id, visit.audit))
-    return visit.go(f"/accounts/{account_id}/management-keys")
+    return visit.go(f"/accounts/{account_id}/management-keys", done="Management key revoked")

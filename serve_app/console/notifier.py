@@ -10,24 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import smtplib
-import ssl
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from email.message import EmailMessage
-from email.utils import format_datetime, make_msgid
 from typing import Final
 
 import httpx
 from standardwebhooks import Webhook
 
+from serve_app.console.mailer import Mailer
 from serve_app.contracts.calls import repeat
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts, is_webhook
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.units import utc_text
-from serve_app.settings import MailSettings
 from serve_app.storage.sealing import SecretKeys, of_webhooks, unseal
 from serve_app.webhook_address import BadAddress, pinned
 
@@ -36,8 +31,6 @@ logger = logging.getLogger("ray.serve")
 EVERY_S: Final = 5.0
 WEBHOOK_S: Final = 15.0  # for a whole request
 MAIL_S: Final = 30.0  # for a whole e-mail, including its wait for a thread
-RELAY_S: Final = 15.0  # for each answer of the mail relay
-MAILS_AT_ONCE: Final = 8
 #: Seconds until the next attempt, after each failed attempt.
 AGAIN_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0)
 TYPES: Final = {
@@ -70,22 +63,17 @@ class Notifier:
     def __init__(
         self,
         books: BooksPort,
-        mail: MailSettings | None,
+        mailer: Mailer | None,
         now: Callable[[], float],
         *,
         secret_keys: SecretKeys,
-        password: str = "",
         private_webhooks: bool = False,
     ) -> None:
         self._books = books
-        self._mail = mail
+        self._mailer = mailer
         self._now = now
         self._secret_keys = secret_keys
-        self._password = password
         self._private = private_webhooks
-        # A separate pool: a relay that hangs keeps its thread after `MAIL_S`, and must not take the threads of other
-        # work.
-        self._threads = ThreadPoolExecutor(MAILS_AT_ONCE, "mail")
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -111,7 +99,7 @@ class Notifier:
                 if is_webhook(notice.target):
                     await self._post(notice)
                 else:
-                    await asyncio.get_running_loop().run_in_executor(self._threads, self._send, notice)
+                    await self._send(notice)
         except Exception as failure:  # a notice without a recorded attempt stays due, ahead of later ones
             error = str(failure) if isinstance(failure, BadAnswer | BadAddress) else NOT_DELIVERED
             reason = str(failure) or f"not done within {bound:g} s"
@@ -139,21 +127,12 @@ class Notifier:
         if not answer.is_success:
             raise BadAnswer(f"the webhook answered {answer.status_code}")
 
-    def _send(self, notice: Notice) -> None:
-        if self._mail is None:
+    async def _send(self, notice: Notice) -> None:
+        if self._mailer is None:
             raise ValueError("this service has no settings for e-mail")
-        message = EmailMessage()
-        message["Subject"] = f"{notice.account_name}: {type_of(notice).replace('.', ' ')}"
-        message["From"], message["To"] = self._mail.sender, notice.target
-        message["Date"] = format_datetime(datetime.fromtimestamp(notice.created_at, UTC))
-        message["Message-ID"] = make_msgid(notice.notice_id, self._mail.sender.rpartition("@")[2])
-        message.set_content(f"{words(notice)}\n\nAccount: {notice.account_name}, {notice.account_id}\n")
-        with smtplib.SMTP(self._mail.host, self._mail.port, timeout=RELAY_S) as server:
-            if self._mail.starttls:
-                server.starttls(context=ssl.create_default_context())
-            if self._mail.user:
-                server.login(self._mail.user, self._password)
-            server.send_message(message, to_addrs=[notice.target])
+        subject = f"{notice.account_name}: {type_of(notice).replace('.', ' ')}"
+        text = f"{words(notice)}\n\nAccount: {notice.account_name}, {notice.account_id}\n"
+        await self._mailer.send(notice.target, subject, text, notice.notice_id, notice.created_at)
 
 
 def type_of(notice: Notice) -> str:

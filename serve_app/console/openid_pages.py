@@ -15,7 +15,7 @@ from typing import Final
 from fastapi.responses import Response
 
 from serve_app.console.openid import OpenId, ProviderAway, SignInRefused
-from serve_app.console.people_pages import check_password, find_invitation, open_session
+from serve_app.console.people_pages import check_open, check_password, find_invitation, open_session
 from serve_app.console.web import Refused, Visit, check_wait
 from serve_app.contracts import people
 from serve_app.contracts.errors import InvalidValue
@@ -71,6 +71,7 @@ async def come_back(visit: Visit) -> Response:
     person = await run(people.FindIdentity(identity))
     if purpose == ACCEPT and person is None:
         invitation = await find_invitation(visit, invited)
+        check_open(visit, invitation)
         name = name.strip()[:100] if name.strip() and name.isprintable() else invitation.email
         command = people.AcceptInvitation(digest(invited), name, "", visit.address, identity)
         person = await run(command)

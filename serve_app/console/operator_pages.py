@@ -1,89 +1,42 @@
-"""Pages for operators: accounts, credits that two operators approve, the audit log, and the ledger."""
+"""Pages for operators about the service: credits that two approve, notices, the audit log, and the ledger."""
 
 from __future__ import annotations
 
-import secrets
+from datetime import UTC, datetime
 from typing import Final
+from urllib.parse import urlencode
 
 from fastapi.responses import Response
 
+from serve_app.console.audit_sentences import ACTIONS, ids_in, label, sentence
+from serve_app.console.operator_account_pages import CREDITS
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
+from serve_app.contracts.books import AuditRecord
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.limits import ACCOUNT_LIMITS
-from serve_app.contracts.money import format_amount, parse_amount
-from serve_app.contracts.recharges import ORDER_S, EndAttempt, ShowRecharge
+from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.units import HOUR_S
 
-MAX_ACCOUNTS_FOUND: Final = 100
 PAGE: Final = 100
-CREDITS: Final = {"top_up": "paid", "grant": "given"}
-
-
-async def accounts(visit: Visit) -> Response:
-    text = visit.request.query_params.get("search", "")[:100]
-    found = await visit.console.books.run(operators.SearchAccounts(text, MAX_ACCOUNTS_FOUND))
-    return visit.page(
-        "operator_accounts.html", accounts=found, search=text, most=MAX_ACCOUNTS_FOUND, now=visit.console.now()
-    )
-
-
-async def account(visit: Visit) -> Response:
-    run, wanted = visit.console.books.run, visit.request.path_params["id"]
-    shown, usage = await run(commands.ShowAccount(wanted))
-    return visit.page(
-        "operator_account.html",
-        account=shown,
-        balance=shown.available(visit.console.now()),
-        usage=usage,
-        keys=await run(commands.ListKeys(wanted)),
-        limits=[(name, shown.limits.get(name)) for name in ACCOUNT_LIMITS],
-        credits=CREDITS,
-        alone=visit.console.credit_alone,
-        log=await run(commands.ListAudit(wanted, limit=20)),
-        unknown=[one for one in (await run(ShowRecharge(wanted)))[1] if one.state == "open"],
-        overdue=visit.console.now() - ORDER_S,
-    )
-
-
-async def set_limits(visit: Visit) -> Response:
-    wanted, changes = visit.request.path_params["id"], dict[str, int | None]()
-    for name in ACCOUNT_LIMITS:
-        text = visit.form.get(name, "").strip()
-        if text and not (text.isascii() and text.isdigit() and len(text) <= 13):
-            raise Refused(422, f"{name} must be a whole number.")
-        changes[name] = int(text) if text else None
-    await visit.console.books.run(commands.SetLimits(wanted, changes, visit.audit))
-    return visit.go(f"/operator/accounts/{wanted}")
-
-
-async def set_active(visit: Visit) -> Response:
-    wanted = visit.request.path_params["id"]
-    await visit.console.books.run(commands.SetActive(wanted, visit.form.get("active") == "yes", visit.audit))
-    return visit.go(f"/operator/accounts/{wanted}")
-
-
-async def credit(visit: Visit) -> Response:
-    """Books the credit at once, or asks the other operators if it is above the limit of a single operator."""
-    console, wanted, kind = visit.console, visit.request.path_params["id"], visit.form.get("kind", "")
-    amount, memo = parse_amount(visit.form.get("amount", "").strip()), visit.form.get("memo", "").strip()
-    if kind not in CREDITS or not memo:
-        raise Refused(422, "Choose a kind, and enter the reason for the credit.")
-    once = visit.form.get("once", "") or secrets.token_hex(16)  # a form that is sent twice credits once
-    command = operators.AskCredit(wanted, amount, kind, memo, visit.audit, console.credit_alone, once)  # type: ignore[arg-type]
-    asked = await console.books.run(command)
-    return visit.go(f"/operator/accounts/{wanted}" if asked.booked else "/operator/credits")
-
-
-async def end_attempt(visit: Visit) -> Response:
-    wanted, attempt_id = visit.request.path_params["id"], visit.request.path_params["attempt_id"]
-    await visit.console.books.run(EndAttempt(wanted, attempt_id, visit.audit))
-    return visit.go(f"/operator/accounts/{wanted}")
+DECIDED: Final = 20
+#: How long a notice is shown, by the form's value.
+SPANS: Final = {"4": "4 hours", "24": "1 day", "168": "7 days", "": "Until it is ended"}
+LEVEL_NAMES: Final = {"info": "Information", "warning": "Warning", "danger": "Outage"}
 
 
 async def pending(visit: Visit) -> Response:
-    found = await visit.console.books.run(operators.ListPendingCredits())
-    alone = format_amount(visit.console.credit_alone)
-    return visit.page("operator_credits.html", pending=found, kinds=CREDITS, alone=alone)
+    run = visit.console.books.run
+    found = await run(operators.ListPendingCredits())
+    decided = await run(operators.ListPendingCredits(decided=True, limit=DECIDED))
+    ids = tuple(dict.fromkeys(one.account_id for one in (*found, *decided)))
+    return visit.page(
+        "operator_credits.html",
+        pending=found,
+        decided=decided,
+        kinds=CREDITS,
+        alone=visit.console.credit_alone,
+        names=await run(operators.NameSubjects(ids)),
+    )
 
 
 async def approve(visit: Visit) -> Response:
@@ -98,26 +51,109 @@ async def _decide(visit: Visit, *, approved: bool) -> Response:
     command = operators.DecideCredit(visit.request.path_params["pending_id"], approved, visit.audit)
     if not await visit.console.books.run(command):
         raise Refused(409, "This credit has already been approved or rejected.")
-    return visit.go("/operator/credits")
+    return visit.go("/operator/credits", done="Credit approved" if approved else "Credit rejected")
 
 
 async def audit(visit: Visit) -> Response:
-    query = visit.request.query_params
+    query, run = visit.request.query_params, visit.console.books.run
     after = query.get("after", "")
     if after and not (after.isascii() and after.isdigit() and len(after) < 19):
         raise Refused(404, "There is no such page.")
-    wanted = commands.ListAudit(query.get("account") or None, int(after) if after else None, PAGE)
-    found = await visit.console.books.run(wanted)
-    last = found[-1].audit_id if len(found) == PAGE else None
-    return visit.page("operator_audit.html", log=found, last=last, account=query.get("account", ""))
+    account, actor, action = (query.get(name, "").strip()[:100] for name in ("account", "actor", "action"))
+    wanted = commands.ListAudit(
+        account or None, int(after) if after else None, PAGE, actor or None, action if action in ACTIONS else None
+    )
+    found = await run(wanted)
+    chosen = {name: text for name, text in (("account", account), ("actor", actor), ("action", action)) if text}
+    names = await run(operators.NameSubjects(ids_in(found)))
+    return visit.page(
+        "operator_audit.html",
+        log=[(one, sentence(one, names)) for one in found],
+        names=names,
+        chosen={"account": account, "actor": actor, "action": action},
+        is_filtered=bool(chosen),
+        actions=[("", "Everything"), *((name, label(name)) for name in ACTIONS)],
+        next=await _older(visit, found, wanted, chosen),
+    )
+
+
+async def _older(
+    visit: Visit, found: list[AuditRecord], wanted: commands.ListAudit, chosen: dict[str, str]
+) -> str | None:
+    """Returns the query of the next page; None on the last one.
+
+    A search by actor or action reads a range of records, which may have less than a page of matches.
+    """
+    if len(found) == PAGE:
+        return "?" + urlencode(chosen | {"after": found[-1].audit_id})
+    if wanted.actor is None and wanted.action is None:
+        return None
+    if (end := wanted.after) is None:
+        latest = await visit.console.books.run(commands.ListAudit(limit=1))
+        end = latest[0].audit_id + 1 if latest else 0
+    after = end - commands.MAX_SEARCHED
+    return "?" + urlencode(chosen | {"after": after}) if after > 1 else None
 
 
 async def books(visit: Visit) -> Response:
     """Checks the changes since the last full check, and lists settlements that are not booked yet."""
-    report = await visit.console.books.run(commands.CheckBooks())
-    stuck = await visit.console.books.run(commands.ListStuck())
+    run = visit.console.books.run
+    report = await run(commands.CheckBooks())
+    stuck = await run(commands.ListStuck())
     try:
         gateways = (await visit.console.live())["gateways"]
     except Unavailable:
         gateways = None
-    return visit.page("operator_books.html", report=report, stuck=stuck, gateways=gateways)
+    names = await run(operators.NameSubjects(tuple(dict.fromkeys(one.account_id for one in stuck))))
+    return visit.page("operator_books.html", report=report, stuck=stuck, gateways=gateways, names=names)
+
+
+async def notices(visit: Visit, problem: str = "") -> Response:
+    run = visit.console.books.run
+    found = await run(operators.ListAnnouncements(ended=True))
+    ids = tuple(dict.fromkeys(one.account_id for one in found if one.account_id))
+    return visit.page(
+        "operator_notices.html",
+        422 if problem else 200,
+        published=found,
+        names=await run(operators.NameSubjects(ids)),
+        levels=[(name, LEVEL_NAMES[name]) for name in operators.LEVELS],
+        spans=list(SPANS.items()),
+        problem=problem,
+        form=visit.form,
+    )
+
+
+async def publish_notice(visit: Visit) -> Response:
+    form, now = visit.form, visit.console.now()
+    starts_at, ends_at = None, None
+    try:
+        if begins := form.get("starts_at", "").strip():
+            starts_at = datetime.fromisoformat(begins).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return await notices(visit, "Give the start as YYYY-MM-DDTHH:MM, in UTC.")
+    hours = form.get("hours", "")
+    if hours and hours in SPANS:
+        ends_at = (now if starts_at is None else starts_at) + int(hours) * HOUR_S
+    command = operators.PublishAnnouncement(
+        form.get("text", ""),
+        form.get("level", ""),
+        visit.audit,
+        form.get("account", "").strip(),
+        starts_at,
+        ends_at,
+        form.get("once", ""),
+    )
+    try:
+        await visit.console.books.run(command)
+    except LedgerError as error:
+        return await notices(visit, str(error))
+    visit.console.notices.forget()
+    return visit.go("/operator/notices", done="Notice published")
+
+
+async def end_notice(visit: Visit) -> Response:
+    command = operators.EndAnnouncement(visit.request.path_params["notice_id"], visit.audit)
+    await visit.console.books.run(command)
+    visit.console.notices.forget()
+    return visit.go("/operator/notices", done="Notice ended")

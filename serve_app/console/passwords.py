@@ -1,4 +1,4 @@
-"""Passwords (argon2) and one-time codes.
+"""Passwords (argon2), one-time codes, and recovery codes.
 
 Hashing takes turns, because each needs 64 MiB. People at known browsers have turns of their own, so a flood of attempts
 from elsewhere does not delay them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import secrets
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -15,11 +16,15 @@ import pyotp
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
+from serve_app.contracts.key_format import digest
 from serve_app.contracts.people import RESET
+from serve_app.contracts.sign_in import RECOVERY_CODES
 
 MIN_LENGTH: Final = 12  # characters
 MAX_LENGTH: Final = 200
 STEP_S: Final = 30
+_LETTERS: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32
+_RECOVERY: Final = 16  # characters, 80 bits: a digest of them can't be inverted by trying
 
 Result = TypeVar("Result")
 
@@ -58,14 +63,27 @@ async def is_right(stored: str | None, password: str, turns: Turns = KNOWN) -> b
 
 
 def step_of(secret: str, code: str, now: float) -> int | None:
-    """Returns the 30 s step of a valid code: the current or the previous step. None: the code is wrong."""
+    """Returns the 30 s step of a valid code: the current step, the one before or the one after. None: it is wrong."""
     present = int(now // STEP_S)
     codes = pyotp.TOTP(secret)
     typed = code.replace(" ", "")
-    for step in (present, present - 1):
+    for step in (present, present - 1, present + 1):
         if hmac.compare_digest(codes.generate_otp(step).encode(), typed.encode()):
             return step
     return None
+
+
+def new_recovery_codes() -> list[str]:
+    """Returns new codes such as "4fgh-x9qz-0k2m-7c5d"."""
+    texts = ["".join(secrets.choice(_LETTERS) for _ in range(_RECOVERY)) for _ in range(RECOVERY_CODES)]
+    return ["-".join(text[at : at + 4] for at in range(0, _RECOVERY, 4)) for text in texts]
+
+
+def recovery_digest(typed: str) -> str | None:
+    """Returns the digest of a recovery code, as it was typed. None: the text is no recovery code."""
+    text = typed.lower().translate(str.maketrans("oil", "011", " -"))
+    is_code = len(text) == _RECOVERY and all(letter in _LETTERS for letter in text)
+    return digest(text) if is_code else None
 
 
 def _verify(stored: str, password: str) -> bool:

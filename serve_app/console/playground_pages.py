@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from fastapi.responses import JSONResponse, Response
 
 from serve_app.api.doors import DOORS
+from serve_app.api.tools_and_formats import TOOL_CHOICES
+from serve_app.console import parameters
+from serve_app.console.key_names import PLAYGROUND_S, is_playground, playground_name
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
+from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.key_format import digest, hint, new_key
-from serve_app.contracts.money import format_amount
+from serve_app.contracts.money import format_amount, format_price
 
-KEY_S: Final = 3600.0
 #: Formats that the script can write as code, by the path of their door.
-_FORMATS: Final = {"/chat/completions": "Chat completions", "/responses": "Responses", "/messages": "Messages"}
-#: The page's script calls the service's API like any client.
-_ALLOWED: Final = "script-src 'self'; connect-src 'self'"
+_FORMATS: Final = {
+    "/chat/completions": "Chat completions",
+    "/responses": "Responses",
+    "/messages": "Messages",
+    "/completions": "Text completions",
+}
 
 
 async def playground(visit: Visit) -> Response:
+    account = await visit.console.books.run(commands.GetAccount(visit.request.path_params["account_id"]))
     served = {door.path for door in DOORS}
-    formats = [(path, name) for path, name in _FORMATS.items() if path in served]
-    return visit.page("playground.html", allowed=_ALLOWED, models=await visit.console.models(), formats=formats)
+    return visit.page(
+        "playground.html",
+        account=account,
+        models=await visit.console.models(),
+        offers=await _offers(visit),
+        formats=[(path, name) for path, name in _FORMATS.items() if path in served],
+        panel=parameters.panel(),
+        tool_choices=list(TOOL_CHOICES),
+    )
 
 
 async def make_key(visit: Visit) -> Response:
-    """Creates a key for one hour, and revokes the person's previous playground key in this account."""
+    """Creates a key for one hour, and revokes the person's previous playground keys in this account."""
     console, account_id = visit.console, visit.request.path_params["account_id"]
-    key, name = new_key(), f"Playground of {visit.me.email}"[:100]
-    before = [one for one in await console.books.run(commands.ListKeys(account_id)) if one.name == name and one.active]
-    terms = {"expires_at": console.now() + KEY_S}
+    key, name = new_key(), playground_name(visit.me.email)
+    known = await console.books.run(commands.ListKeys(account_id))
+    before = [one for one in known if one.name == name and one.active and is_playground(one)]
+    terms = {"expires_at": console.now() + PLAYGROUND_S}
     await console.books.run(commands.CreateKey(account_id, name, digest(key), hint(key), terms, visit.audit))
     for one in before:
         await console.books.run(commands.RevokeKey(one.key_id, visit.audit))
@@ -43,3 +58,20 @@ async def charged(visit: Visit) -> Response:
     if found is None or found.account_id != account_id:
         raise Refused(404, "This account has no such request.")
     return JSONResponse({"charged": format_amount(found.charged)})
+
+
+async def _offers(visit: Visit) -> dict[str, dict[str, Any]]:
+    """Returns what the page's script shows of each model; nothing while the gateway does not answer."""
+    try:
+        found = [] if visit.console.offers is None else await visit.console.offers()
+    except Unavailable:
+        found = []
+    return {
+        one.identifier: {
+            "input": format_price(one.price.input),
+            "output": format_price(one.price.output),
+            "context": one.context_length,
+            "temperatures": dict(one.recommended_temperatures),
+        }
+        for one in found
+    }

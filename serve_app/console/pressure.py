@@ -1,11 +1,12 @@
-"""Backend pressure of the last day, as this process has seen it. It stands in for the boards without Prometheus."""
+"""Backend load of the last day, as this process has seen it. It stands in for the boards without Prometheus."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal
 
 from serve_app.contracts.calls import repeat
 
@@ -13,29 +14,34 @@ logger = logging.getLogger("ray.serve")
 
 EVERY_S: Final = 60.0
 KEPT: Final = 24 * 60
+Measure = Literal["pressure", "tokens_per_s"]
 
 
 class Pressure:
-    """Samples the pressure once a minute. `seen` holds the time and the pressure by backend, oldest first."""
+    """Samples the load once a minute. `seen` holds the time and the load by backend, oldest first."""
 
     def __init__(self, live: Callable[[], Awaitable[dict[str, Any]]], now: Callable[[], float]) -> None:
         self._live, self._now = live, now
-        self.seen: deque[tuple[float, dict[str, float]]] = deque(maxlen=KEPT)
+        self.seen: deque[tuple[float, dict[str, Mapping[str, Any]]]] = deque(maxlen=KEPT)
 
     async def look(self) -> None:
         found = await self._live()
         loads = {one["name"]: one["load"] for one in found["backends"]}
-        self.seen.append((self._now(), {name: load["pressure"] for name, load in loads.items() if load is not None}))
+        kept: dict[str, Mapping[str, Any]] = {
+            name: {"pressure": load["pressure"], "tokens_per_s": load["tokens_per_s"]}
+            for name, load in loads.items()
+            if load is not None
+        }
+        self.seen.append((self._now(), kept))
 
     async def run(self) -> None:
         """Runs until it is cancelled. A starting or busy service leaves a gap."""
         await repeat(self.look, EVERY_S, "the console could not read the pressure")
 
-    def by_hour(self) -> list[tuple[float, dict[str, float]]]:
-        """Returns the start of each hour and each backend's maximum pressure in it, newest first."""
-        hours: dict[float, dict[str, float]] = {}
-        for at, pressures in self.seen:
-            most = hours.setdefault(at // 3600 * 3600, {})
-            for name, pressure in pressures.items():
-                most[name] = max(pressure, most.get(name, 0.0))
-        return sorted(hours.items(), reverse=True)
+    def seen_of(self, measure: Measure) -> list[tuple[float, dict[str, float]]]:
+        """Returns each time with the backends' values, oldest first."""
+        return [(at, {name: load[measure] for name, load in loads.items()}) for at, loads in self.seen]
+
+    def series(self, measure: Measure) -> list[tuple[str, dict[str, float]]]:
+        """As `seen_of`, with the clock in UTC as label."""
+        return [(time.strftime("%H:%M", time.gmtime(at)), values) for at, values in self.seen_of(measure)]

@@ -16,3 +16,4 @@ OWNERS: Final = frozenset({"owner"})
 OPERATORS: Final = frozenset({"admin", "support", "finance", "read-only"})
 SUPPORT: Final = frozenset({"admin", "support"})
 FINANCE: Final = frozenset({"admin", "finance"})
+WRITERS: Final = SUPPORT | FINANCE  # every operator who may change something

@@ -6,27 +6,33 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, unquote
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from serve_app.console import formats
 from serve_app.console.attempts import MAX_KEPT, Attempts
+from serve_app.console.mailer import Mailer
+from serve_app.console.notices import Notices
 from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.pressure import Pressure
 from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, SIGNED_IN
+from serve_app.contracts.billing import Seller
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.commands import GetAccount
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
-from serve_app.contracts.money import NANO_PER_UNIT, format_amount
+from serve_app.contracts.money import NANO_PER_UNIT, format_amount, format_price
 from serve_app.contracts.people import (
     FindSession,
     Person,
@@ -35,10 +41,14 @@ from serve_app.contracts.people import (
 )
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.rates import Rates
+from serve_app.contracts.served import Offer
 from serve_app.gateway.wrong_keys import client_address
+from serve_app.settings import BrandSettings
+from serve_app.storage.request_log import Found
 from serve_app.storage.sealing import SecretKeys
 
 SESSION: Final = "console_session"
+DONE: Final = "console_done"  # what the form before has done, for the next page
 VISIT: Final = "console_visit"  # binds a form's token before sign-in
 BROWSER: Final = "console_browser"  # see `attempts.known_browser`
 SESSION_S: Final = 12 * 3600.0
@@ -47,8 +57,9 @@ MAX_BYTES: Final = 64 * 1024
 FORMS_PER_MINUTE: Final = 60  # of a person
 PAGES_PER_MINUTE: Final = 300  # of a session
 HEADERS: Final = {
-    "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'",
+    # The design system's style sheet has its small pictures as data.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -57,18 +68,50 @@ TEMPLATES: Final = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
 TEMPLATES.filters["money"] = format_amount
+TEMPLATES.filters["price"] = format_price
 TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
-#: Additional policy of pages that have a script.
-WITH_COPY: Final = "script-src 'self'"
+TEMPLATES.filters |= formats.FILTERS
+#: Icons of the pages in the navigation, by name and in its order.
+NAVIGATION: Final = {
+    "Overview": "layout-dashboard",
+    "Accounts": "building",
+    "People": "users",
+    "Playground": "message-chatbot",
+    "API keys": "key",
+    "Usage": "chart-bar",
+    "Requests": "list-details",
+    "Billing": "credit-card",
+    "Alerts": "bell",
+    "Members": "users",
+    "Settings": "settings",
+    "Live": "activity",
+    "Models": "cpu",
+    "Revenue": "coins",
+    "Credits": "gift",
+    "Notices": "speakerphone",
+    "Audit": "history",
+    "Books": "book",
+}
+MAX_ACCOUNTS: Final = 20  # in the account switcher
+ACCOUNT_NAMES_S: Final = 60.0  # for which an account's name is kept
 
 
 class Refused(Exception):
     """A request that is refused with an error page and a reason."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, field: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.field = field  # name of the form's field that is wrong, if it is one
+
+
+#: Runs an operator's request in a gateway: see `admin/for_console.py`. Raises Unavailable.
+Administer = Callable[[str, Mapping[str, Any], Audit | None], Awaitable[dict[str, Any]]]
+
+
+async def _no_gateway(_: str, __: Mapping[str, Any], ___: Audit | None) -> dict[str, Any]:
+    raise Unavailable("this console has no gateway")
 
 
 @dataclass(slots=True)
@@ -80,27 +123,69 @@ class Console:
     models: Callable[[], Awaitable[list[str]]]
     live: Callable[[], Awaitable[dict[str, Any]]]  # the reply of `GET /admin/live`; raises Unavailable
     status_of: Callable[[str], Awaitable[AccountStatus]]  # by account; raises Unavailable
+    document: Callable[[], Awaitable[bytes]] | None = None  # the operators' OpenAPI document
     now: Callable[[], float] = time.time
+    administer: Administer = _no_gateway
     trusted_proxies: int = 0
     has_mail: bool = False
+    mailer: Mailer | None = None
+    url: str = ""  # this and the next three: as in ConsoleArgs
+    signup: str = "invited"
+    signup_credit: int = 0
+    signup_credit_per_day: int = 0
     private_webhooks: bool = False  # as in ConsoleArgs
     payments: PaymentProvider | None = None
     credit_alone: int = 100 * NANO_PER_UNIT  # per 24 hours; above it, two operators must agree
     openid: OpenId | None = None
+    find_lines: Callable[..., Found] = lambda *_, **__: Found([])  # `request_log.find_lines` of this machine; blocks
+    trace_url: str = ""  # as in ConsoleArgs
+    offers: Callable[[], Awaitable[list[Offer]]] | None = None  # raises Unavailable
+    brand: BrandSettings = field(default_factory=BrandSettings)
+    seller: Seller = field(default_factory=lambda: Seller("serve-app"))  # on statements and invoices
     pages: Sequence[Page] = field(init=False, default=())
     attempts: Attempts = field(init=False)
     rates: Rates = field(init=False)
     pressure: Pressure = field(init=False)
+    notices: Notices = field(init=False)
+    _names: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
         self.rates = Rates(self.now, MAX_KEPT)
         self.pressure = Pressure(self.live, self.now)
+        self.notices = Notices(self.books, self.now)
+
+    async def administer_or_refuse(
+        self, operation: str, given: Mapping[str, Any] = MappingProxyType({}), audit: Audit | None = None
+    ) -> dict[str, Any]:
+        """Runs an operator's request in a gateway. Raises Refused, Unavailable."""
+        found = await self.administer(operation, dict(given), audit)
+        if (refused := found.get("refused")) is not None:
+            raise Refused(refused["status"], refused["message"])
+        return found
+
+    @property
+    def mails_links(self) -> bool:
+        """Whether people can ask for links by e-mail. Without `url`, the sender of a request could choose the host."""
+        return self.mailer is not None and bool(self.url)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:
         """Returns names in the navigation, by path below `prefix`, of pages that `role` may open; None: all pages."""
-        named = (page for page in self.pages if page.section and page.path.startswith(prefix))
+        named = [page for page in self.pages if page.section and page.path.startswith(prefix)]
+        order = list(NAVIGATION)
+        named.sort(key=lambda page: order.index(page.section) if page.section in NAVIGATION else len(order))
         return {page.path.removeprefix(prefix): page.section for page in named if role is None or role in page.rule}
+
+    async def account_names(self, account_ids: Iterable[str]) -> dict[str, str]:
+        """Returns the names of the accounts, at most ACCOUNT_NAMES_S old."""
+        now = self.now()
+        for account_id in account_ids:
+            if self._names.get(account_id, ("", 0.0))[1] <= now:
+                if len(self._names) >= MAX_KEPT:
+                    self._names.clear()
+                account = await self.books.run(GetAccount(account_id))
+                self._names[account_id] = (account.name or account_id, now + ACCOUNT_NAMES_S)
+        return {account_id: self._names[account_id][0] for account_id in account_ids}
 
 
 @dataclass(slots=True)
@@ -112,9 +197,11 @@ class Visit:
     token: str  # token of the session, or of the visit before sign-in
     session: SignedIn | None = None
     person: Person | None = None
+    accounts: Mapping[str, str] = field(default_factory=dict)  # names of the person's accounts
     body: bytes = field(default=b"", repr=False)
     form: Mapping[str, str] = field(default_factory=dict)
     lists: Mapping[str, list[str]] = field(default_factory=dict)
+    refused: Refused | None = None  # why the form on this page was refused
 
     @property
     def root(self) -> str:
@@ -139,6 +226,10 @@ class Visit:
         """The service's origin, as the browser sees it."""
         return f"{'https' if self.is_secure else 'http'}://{self.request.url.netloc}"
 
+    def link(self, path: str) -> str:
+        """Returns the address of a page for an e-mail."""
+        return self.console.url + path
+
     @property
     def me(self) -> Person:
         assert self.person is not None
@@ -157,27 +248,59 @@ class Visit:
         """The valid tokens of a form. New forms contain the first."""
         return self.console.secret_keys.derive_all(f"form {self.token}")
 
-    def page(self, template: str, status: int = 200, *, allowed: str = "", **values: Any) -> Response:
-        """Renders a page. `allowed` extends the Content-Security-Policy of all pages."""
-        account_id = self.request.path_params.get("account_id")
-        role = self.person.roles.get(account_id, "") if self.person is not None and account_id is not None else ""
-        sections = self.console.sections("/accounts/{account_id}", role)
-        shared = {"root": self.root, "csrf": self.csrf, "me": self.person, "account_id": account_id, "error": ""}
-        shared["openid"] = None if self.console.openid is None else self.console.openid.settings
-        shared |= {
-            "sections": sections,
+    @property
+    def path(self) -> str:
+        """The page's path below the console's root."""
+        return self.request.url.path.removeprefix(self.root)
+
+    def page(self, template: str, status: int = 200, *, section: str = "", **values: Any) -> Response:
+        """Renders a page. `section` is the path of its entry in the navigation, if it is not the page's own."""
+        account_id, me = self.request.path_params.get("account_id"), self.person
+        role = me.roles.get(account_id, "") if me is not None and account_id is not None else ""
+        # Pages that belong to no account show the navigation of the first.
+        nav_id = account_id if role else next(iter(me.roles), None) if me is not None else None
+        nav_role = me.roles.get(nav_id, "") if me is not None and nav_id is not None else ""
+        done = unquote(self.cookie(DONE))
+        refused = self.refused
+        shared = {
+            "root": self.root,
+            "csrf": self.csrf,
+            "csrf_token": self.csrf,  # inside ui.html, where csrf is the macro
+            "me": me,
+            "account_id": account_id,
+            "error": "" if refused is None else str(refused),
+            "errors": {} if refused is None or not refused.field else {refused.field: str(refused)},
+            "form": self.form,
+            "lists": self.lists,
+            "done": done,
+            "now": self.console.now(),
+            "brand": self.console.brand,
+            "accounts_of_me": self.accounts,
+            "nav_id": nav_id,
+            "navigation": self.console.sections("/accounts/{account_id}", nav_role),
+            "sections": self.console.sections("/accounts/{account_id}", role),
             "operator_sections": self.console.sections("/operator"),
+            "icons_of": NAVIGATION,
+            "path": section or self.path,
+            "operator": (is_operator := me is not None and f"{self.path}/".startswith("/operator/")),
+            "notices": [] if me is None or is_operator else self.console.notices.shown(account_id if role else None),
+            "signup": self.console.signup,
+            "mails_links": self.console.mails_links,
+            "openid": None if self.console.openid is None else self.console.openid.settings,
             "once": secrets.token_hex(16),
         }
-        shared["operator"] = self.person is not None and self.request.url.path.startswith(f"{self.root}/operator/")
+        status = status if refused is None else refused.status
         response = HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
-        if allowed:
-            response.headers["content-security-policy"] = f"{HEADERS['content-security-policy']}; {allowed}"
+        if done:
+            self.delete_cookie(response, DONE)
         return response
 
-    def go(self, path: str) -> Response:
-        """Redirects to a page of the console, never to a target that a request names."""
-        return RedirectResponse(self.root + path, 303)
+    def go(self, path: str, *, done: str = "") -> Response:
+        """Redirects to a page of the console, never to a target that a request names. The page says what is `done`."""
+        response = RedirectResponse(self.root + path, 303)
+        if done:
+            self.set_cookie(response, DONE, quote(done), 60)
+        return response
 
     def cookie(self, name: str) -> str:
         """Returns the value of one of the console's cookies; empty without it."""
@@ -245,11 +368,11 @@ def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Res
         try:
             response = await _checked(visit, page.rule, page.handler)
         except Refused as error:
-            response = visit.page("message.html", error.status, error=str(error))
+            response = await _refuse(visit, page, error)
         except (Unavailable, LedgerUnavailable):
             response = visit.page("message.html", 503, error="The service is busy: try again in a moment.")
         except LedgerError as error:
-            response = visit.page("message.html", 422, error=str(error))
+            response = await _refuse(visit, page, Refused(422, str(error)))
         # Not on responses that a shared cache may keep: it would give all visitors the same visit.
         is_page = "cache-control" not in response.headers and page.rule is not PROVIDER
         if visit.person is None and is_page and not visit.cookie(VISIT):
@@ -261,6 +384,20 @@ def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Res
     return respond
 
 
+async def _refuse(visit: Visit, page: Page, error: Refused) -> Response:
+    """Shows why a form is refused on the form's own page, with what was typed, or else on a page of its own."""
+    if page.method == "POST" and error.status == 422:
+        for one in visit.console.pages:
+            if (one.method, one.path, one.rule) == ("GET", page.path, page.rule):
+                visit.refused = error
+                try:
+                    return await one.handler(visit)
+                except (Refused, LedgerError, Unavailable, LedgerUnavailable):
+                    visit.refused = None
+                    break
+    return visit.page("message.html", error.status, error=str(error))
+
+
 async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Response:
     console, request = visit.console, visit.request
     if rule is PROVIDER:
@@ -269,8 +406,10 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
     found = await console.books.run(FindSession(digest(visit.token))) if visit.cookie(SESSION) else None
     if found is not None:
         visit.session, visit.person = found
+        await console.notices.look()
         if console.now() - visit.session.seen_at >= TOUCH_S:
             await console.books.run(TouchSession(visit.session.session_id))
+        visit.accounts = await console.account_names(list(visit.person.roles)[:MAX_ACCOUNTS])
     else:
         visit.token = visit.cookie(VISIT) or secrets.token_urlsafe(32)
     if rule is not ANYONE:
@@ -278,6 +417,8 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
             if request.method == "GET":
                 return visit.go("/sign-in")
             raise Refused(401, "Sign in first.")
+        if request.method == "GET" and visit.session is not None:
+            check_wait(console.rates.count((visit.session.session_id, PAGES_PER_MINUTE)))
         # Also applies to an account that does not exist: the visitor learns nothing about it.
         if rule <= OPERATORS:
             role = visit.me.operator_role
@@ -287,10 +428,8 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
             raise Refused(403, "Your role does not open this page.")
     if request.method == "POST":
         await _read_form(visit)
-    if visit.session is not None and rule is not ANYONE:
-        is_form = request.method == "POST"
-        limit = (visit.me.user_id, FORMS_PER_MINUTE) if is_form else (visit.session.session_id, PAGES_PER_MINUTE)
-        check_wait(console.rates.count(limit))
+        if visit.session is not None and rule is not ANYONE:
+            check_wait(console.rates.count((visit.me.user_id, FORMS_PER_MINUTE)))
     return await handler(visit)
 
 

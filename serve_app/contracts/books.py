@@ -181,8 +181,19 @@ class UsageRow:
     account_id: str | None = None
     key_id: str | None = None
     model: str | None = None
-    day: str | None = None  # YYYY-MM-DD in UTC; SumHours adds the hour: YYYY-MM-DDTHH
+    day: str | None = None  # YYYY-MM-DD in UTC; SumRequests by hour: YYYY-MM-DDTHH
     tag: str | None = None  # empty: keys without a tag
+
+    __setstate__ = set_state
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSums(UsageRow):
+    """Summed single requests, with what daily sums do not have."""
+
+    failed: int = 0  # requests with Outcome.FAILED
+    seconds: float = 0.0  # durations of all requests together
+    outcome: str | None = None
 
     __setstate__ = set_state
 

@@ -20,6 +20,8 @@ from serve_app.contracts.books import (
     CheckReport,
     GrantSnapshot,
     KeySnapshot,
+    Outcome,
+    RequestSums,
     Statement,
     StoredReply,
     StoredResponse,
@@ -33,6 +35,9 @@ from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 
 MAX_RETRIED = 100  # stuck settlements per command
+MAX_SUMMED = 500_000  # requests that SumRequests reads
+MAX_SEARCHED = 20_000  # requests or audit records that one search reads
+MAX_MAKERS = 10_000  # audit records that KeyMakers reads
 
 Answer = TypeVar("Answer")
 Group = Literal["day", "model", "key", "account", "tag"]
@@ -278,16 +283,46 @@ class SumUsage(Command[list[UsageRow]]):
 
 
 @dataclass(frozen=True, slots=True)
-class SumHours(Command[list[UsageRow]]):
-    """Sums usage per UTC hour between two Unix times, as SumUsage: one row per hour and group with a request.
+class SumRequests(Command[list[RequestSums]]):
+    """Sums single requests that ended between two Unix times: one row per hour or day in UTC, and group.
 
-    It reads single requests, so keep the times close together. Archived usage is not included.
+    Unlike SumUsage, it knows outcomes and durations. Archived usage is not included. Tags count as in SumUsage. Raises
+    InvalidValue for more than MAX_SUMMED requests.
     """
 
     account_id: str
     time_from: float
     time_to: float
-    by: Literal["model", "key", "tag"] = "model"
+    by: Literal["model", "key", "tag", "outcome"] = "model"
+    unit: Literal["hour", "day"] = "hour"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequests(Command[UsagePage]):
+    """Returns an account's requests, newest first, that ended at or after `time_from` and before `time_to`.
+
+    Reads at most MAX_SEARCHED requests. A page may therefore be short or empty and still have a `next`, with which the
+    search continues as `after`. Raises InvalidValue.
+    """
+
+    account_id: str
+    time_from: float | None = None
+    time_to: float | None = None
+    model: str | None = None
+    key_ids: tuple[str, ...] | None = None  # None: all keys
+    outcome: Outcome | None = None
+    after: str | None = None
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMakers(Command[dict[str, str]]):
+    """Returns the actor who created each key of an account, by key id, as far as the audit log knows.
+
+    Only the latest MAX_MAKERS records count.
+    """
+
+    account_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +360,27 @@ class FindRequest(Command[UsageRecord | None]):
     """Returns a request as billed. None: it was not settled, or its month is archived."""
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecent(Command[UsagePage]):
+    """Returns requests as billed, newest first, of one account or all. The filters are those of ListUsage.
+
+    `after` is the `next` of the previous page. A page may have fewer than `limit` requests although more follow.
+    Archived requests are not included. Raises InvalidValue.
+    """
+
+    account_id: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    outcome: Outcome | None = None
+    time_from: float | None = None
+    time_to: float | None = None
+    after: str | None = None
+    limit: int = 100
+    tag: str | None = None
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,12 +504,18 @@ class PricedModels(Command[list[str]]):
 class ListAudit(Command[list[AuditRecord]]):
     """Returns audit records, newest first: operators' changes and reads, failed log-ins and new prices.
 
-    `after` is the last record of the previous page. Raises InvalidValue.
+    `after` is the last record of the previous page. `actor` is part of the actor's name, in any case. A search by actor
+    or action reads at most MAX_SEARCHED records, those before `after`: to search further, pass that number less.
+    Raises InvalidValue.
     """
 
     account_id: str | None = None
     after: int | None = None
     limit: int = 100
+    actor: str | None = None
+    action: str | None = None
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

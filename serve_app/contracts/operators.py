@@ -1,15 +1,17 @@
-"""Operations of operators in the console: finding accounts, and giving credit that a second operator must approve."""
+"""Operations of operators in the console: accounts, the whole service, notes, notices, and credit that two approve."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from serve_app.contracts.books import AccountSnapshot, Audit
+from serve_app.contracts.books import AccountSnapshot, Audit, Outcome, UsageRow
 from serve_app.contracts.commands import Command
+from serve_app.contracts.messages import set_state
 from serve_app.contracts.people import Person
 
 ROLES: Final = ("admin", "support", "finance", "read-only")
+LEVELS: Final = ("info", "warning", "danger")  # of announcements
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,11 @@ class PendingCredit:
     asked_by: str
     asked_at: float
     booked: bool = False  # without a second operator
+    decided_by: str | None = None
+    decided_at: float | None = None  # None: pending
+    approved: bool | None = None
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +49,207 @@ class SetOperatorRole(Command[Person]):
 
 
 @dataclass(frozen=True, slots=True)
-class SearchAccounts(Command[list[AccountSnapshot]]):
-    """Returns up to `limit` accounts, newest first, by part of the name (in any case) or by the beginning of the id."""
+class FoundAccount:
+    """An account, and its charged usage since the day of the search."""
+
+    account: AccountSnapshot
+    charged: int  # nano-units
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsPage:
+    """A page of accounts, newest first. `next` is the `after` of the next page, or None on the last page."""
+
+    rows: tuple[FoundAccount, ...]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAccounts(Command[AccountsPage]):
+    """Returns up to `limit` accounts, newest first, by part of the name (in any case) or by the beginning of the id.
+
+    `below` is an amount in nano-units that the balance on the books does not reach. `day_from` (YYYY-MM-DD) begins the
+    usage that is summed; with `spending`, only accounts that were charged since then match (False: only the others).
+    `after` is the last account of the previous page. Raises AccountNotFound for it, and InvalidValue.
+    """
 
     text: str
     limit: int = 100
+    active: bool | None = None
+    below: int | None = None
+    day_from: str | None = None
+    spending: bool | None = None
+    after: str | None = None
+
+    __setstate__ = set_state
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingAccount:
+    """An account's usage in a range of days."""
+
+    account_id: str
+    name: str
+    requests: int
+    tokens: int
+    charged: int  # nano-units
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUsage:
+    """Usage of all accounts in a range of days."""
+
+    days: tuple[UsageRow, ...]  # one row per day with a request
+    active: int  # accounts with a request
+    top: tuple[SpendingAccount, ...]  # accounts that were charged most, largest first
+    currency: str  # of all accounts; empty: there is none yet
+
+
+@dataclass(frozen=True, slots=True)
+class SumService(Command[ServiceUsage]):
+    """Sums the usage of all accounts between two days (YYYY-MM-DD in UTC, both inclusive), from the daily sums.
+
+    Raises InvalidValue.
+    """
+
+    day_from: str
+    day_to: str
+    top: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SumAccountDays(Command[list[UsageRow]]):
+    """Sums the usage of up to 100 accounts per account and day, between two days as in SumService."""
+
+    account_ids: tuple[str, ...]
+    day_from: str
+    day_to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uncharged:
+    """A settled request that was not charged."""
+
+    request_id: str
+    account_id: str
+    model: str
+    backend: str
+    outcome: Outcome
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ListUncharged(Command[list[Uncharged]]):
+    """Returns the latest settled requests without a charge of all accounts, newest first.
+
+    These are the failed requests, those cancelled before any output, and those of a free model.
+    """
+
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A journal entry of an account other than a charge."""
+
+    entry_id: int
+    kind: str  # top_up, grant, correction or expiry
+    amount: int  # nano-units; negative: a debit
+    created_at: float
+    memo: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntries(Command[list[Entry]]):
+    """Returns an account's journal entries without the charges, newest first. Raises AccountNotFound."""
+
+    account_id: str
+    limit: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class NameSubjects(Command[dict[str, str]]):
+    """Returns the names of up to 500 accounts and keys, and the e-mail addresses of people, by id.
+
+    Unknown ids are omitted.
+    """
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note of an operator about an account. Customers never see it."""
+
+    note_id: str
+    account_id: str
+    text: str
+    author: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AddNote(Command[Note]):
+    """Adds a note. The same `once` adds it once. Raises AccountNotFound, InvalidValue."""
+
+    account_id: str
+    text: str
+    audit: Audit
+    once: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListNotes(Command[list[Note]]):
+    """Returns an account's notes, newest first."""
+
+    account_id: str
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A notice of the operators to customers, shown above their pages."""
+
+    announcement_id: str
+    text: str
+    level: str  # one of LEVELS
+    account_id: str  # empty: every account
+    starts_at: float
+    ends_at: float | None  # None: until an operator ends it
+    author: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAnnouncement(Command[Announcement]):
+    """Shows a notice from `starts_at` on; None: from now on. The same `once` publishes it once.
+
+    Raises AccountNotFound, InvalidValue.
+    """
+
+    text: str
+    level: str
+    audit: Audit
+    account_id: str = ""
+    starts_at: float | None = None
+    ends_at: float | None = None
+    once: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndAnnouncement(Command[None]):
+    """Ends a notice now; harmless to repeat. Raises InvalidValue for an unknown id."""
+
+    announcement_id: str
+    audit: Audit
+
+
+@dataclass(frozen=True, slots=True)
+class ListAnnouncements(Command[list[Announcement]]):
+    """Returns the present and future notices, latest start first; with `ended`, also those that have ended."""
+
+    ended: bool = False
+    limit: int = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +272,12 @@ class AskCredit(Command[PendingCredit]):
 
 @dataclass(frozen=True, slots=True)
 class ListPendingCredits(Command[list[PendingCredit]]):
-    """Returns the pending credits, oldest first."""
+    """Returns the pending credits, oldest first; with `decided`, the latest decided ones instead, newest first."""
+
+    decided: bool = False
+    limit: int = 100
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ The ledger stores only digests of session and invitation tokens (`contracts.key_
 
 from __future__ import annotations
 
+import base64
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -12,6 +14,7 @@ from typing import Final, Literal
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import digest
+from serve_app.contracts.messages import set_state
 
 Role = Literal["owner", "member", "billing"]
 ROLES: Final = ("owner", "member", "billing")
@@ -23,6 +26,12 @@ RESET: Final = "reset "  # begins what is stored instead of a password's hash wh
 def reset_text(token: str, expires_at: float) -> str:
     """Returns what is stored instead of a password while the holder of `token` may choose one."""
     return f"{RESET}{int(expires_at)} {digest(token)}"
+
+
+def new_reset_token(email: str) -> str:
+    """Returns a new token for a person's link. It begins with the address, so that the page finds the person."""
+    name = base64.urlsafe_b64encode(email.strip().lower().encode()).decode().rstrip("=")
+    return f"{name}.{secrets.token_urlsafe(32)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,10 @@ class Invitation:
     expires_at: float
     used_at: float | None = None
     revoked_at: float | None = None
+    invited_by: str | None = None  # the inviting owner's name; None: the operator of the service
+    account_name: str = ""
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,9 @@ class InvitePerson(Command[Invitation]):
     expires_at: float
     audit: Audit | None = None
     by_owner: bool = False
+    invited_by: str | None = None  # as in Invitation
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +169,21 @@ class FindPerson(Command[Person | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class GetPerson(Command[Person]):
+    """Returns a person. Raises InvalidValue for an unknown id."""
+
+    user_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPeople(Command[list[Person]]):
+    """Returns up to `limit` people, newest first, by part of the e-mail address or of the name, in any case."""
+
+    text: str
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
 class FindIdentity(Command[Person | None]):
     """Returns the person with this identity, or None."""
 
@@ -200,7 +231,7 @@ class SuspendPerson(Command[Person]):
 class ResetPerson(Command[Person]):
     """Turns off the one-time codes of a person and ends all sessions. Raises InvalidValue for an unknown address.
 
-    With a `password`, which is a `reset_text`, the present password no longer works either.
+    With a `password`, which is a `reset_text`, the present password and the passkeys no longer work either.
     """
 
     email: str
@@ -210,12 +241,22 @@ class ResetPerson(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class ChangePerson(Command[Person]):
-    """Sets `password` or `totp_secret`, and ends every session but `keep`. Raises InvalidValue."""
+    """Sets `password` or `totp_secret`, and ends every session but `keep`.
+
+    `password` changes only while the stored one is `before`, unless `before` is None; passkeys are then removed. A new
+    `totp_secret` replaces the recovery codes by those with the digests `recovery`; `totp_step` is that of the code that
+    proved it, which is not accepted again. Raises InvalidValue.
+    """
 
     user_id: str
     changes: Mapping[str, str | None] = field(repr=False)
     keep: str
     audit: Audit | None = None
+    recovery: tuple[str, ...] = field(default=(), repr=False)
+    before: str | None = field(default=None, repr=False)
+    totp_step: int | None = None
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +264,9 @@ class OpenSession(Command[SignedIn]):
     """Opens a session. Raises InvalidValue for a suspended person, and for a code whose `totp_step` has been used.
 
     `password` is the stored hash that was checked. With it, the command also raises InvalidValue if the password was
-    changed meanwhile, or codes were turned on.
+    changed meanwhile, or codes were turned on. `recovery` is the digest of a recovery code, which is used up in place
+    of a one-time code. `passkey` is the id of the passkey that was checked, with its new count. Both raise InvalidValue
+    if they are gone meanwhile.
     """
 
     user_id: str
@@ -232,6 +275,10 @@ class OpenSession(Command[SignedIn]):
     totp_step: int | None = None
     audit: Audit | None = None
     password: str | None = field(default=None, repr=False)
+    recovery: str | None = field(default=None, repr=False)
+    passkey: tuple[str, int] | None = None
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ def month_named(name: str) -> Period:
     return period_at("month", datetime.strptime(f"{name}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
 
 
+def day_named(name: str) -> Period:
+    """Returns the day with a name such as "2026-11-21". Raises ValueError."""
+    return period_at("day", datetime.strptime(name, "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
+
+
 def period_at(kind: BudgetPeriod, at: float) -> Period:
     """Returns the day or month that contains the Unix time `at`, 0 to the year 9998."""
     begins = datetime.fromtimestamp(at, UTC).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -119,5 +119,15 @@ class Rates:
             self.charge(*limits)
         return wait_s
 
+    def waits(self, matches: Callable[[str], bool]) -> float:
+        """Returns the longest wait under the names that match."""
+        now = self._clock()
+        return max((bucket.wait_s(now, 1) for name, bucket in self._buckets.items() if matches(name)), default=0.0)
+
+    def forget(self, matches: Callable[[str], bool]) -> None:
+        """Removes the names that match, so that one unit fits under each."""
+        for name in [name for name in self._buckets if matches(name)]:
+            del self._buckets[name]
+
 
 _EMPTY: Final = Bucket(1)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from annotated_types import Ge, Gt, Le
 
-from serve_app.contracts.money import PriceVersion
+from serve_app.contracts.money import Price, PriceVersion
 
 Tokens = Annotated[int, Ge(1), Le(10**8)]
 Seconds = Annotated[float, Gt(0), Le(3600)]
@@ -34,6 +34,17 @@ BACKEND_OPTIONS: Final = (
     "health_check_timeout_s",
     "user_config",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A served identifier as customers see it, with the price at the time of reading."""
+
+    identifier: str
+    context_length: int  # tokens
+    max_output: int  # tokens
+    price: Price
+    recommended_temperatures: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,11 @@ def build_app(
     authenticator: Authenticator,
     routers: Sequence[APIRouter],
     *,
+    front: Sequence[Route] = (),
     on_stop: Callable[[], Awaitable[None]] | None = None,
     tag_responses: bool = True,
 ) -> FastAPI:
-    """Serves all doors and `routers` under both base paths, `/` and `/v1`.
+    """Serves all doors and `routers` under both base paths, `/` and `/v1`, and `front` once.
 
     With `tag_responses` every response carries `x-request-id`. Turn it off for a server that sets the header itself.
     """
@@ -53,6 +54,7 @@ def build_app(
             of_tokens = InputTokensEndpoint if isinstance(token_door, InputTokensDoor) else TokenEndpoint
             token_endpoint = of_tokens(token_door, services, authenticator, bodies, limits)
             app.router.routes.append(Route(prefix + token_door.path, token_endpoint, methods=["POST"]))
+    app.router.routes.extend(front)
     for prefix in ("", "/v1"):
         for router in routers:
             app.include_router(router, prefix=prefix)

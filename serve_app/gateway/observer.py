@@ -111,6 +111,7 @@ def log_line(record: RequestRecord) -> dict[str, Any]:
         "reruns": record.reruns,
         "status": record.status,
         "code": record.code or None,
+        "reason": record.reason or None,
         "outcome": None if record.outcome is None else record.outcome.value,
         "finish_reason": record.finish or None,
         "prompt_tokens": record.prompt_tokens,

@@ -36,6 +36,7 @@ class RequestRecord:
     key_id: str = ""
     status: int = 500
     code: str = ""  # error code
+    reason: str = ""  # error message, if it says nothing of the request's content
     wanted_tokens: int = 0  # prompt plus maximum output
     outcome: Outcome | None = None  # None: nothing was settled
     finish: str = ""

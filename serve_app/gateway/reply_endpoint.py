@@ -59,6 +59,10 @@ LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace
 PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
+#: Statuses whose messages are about keys, limits, money and load. Others may quote the request.
+REASONED: Final = frozenset({401, 402, 403, 429, 503})
+
+
 @dataclass(slots=True)
 class IncompleteBodies:
     """The bodies that a gateway is reading, for all doors."""
@@ -120,6 +124,8 @@ class ReplyToRequest:
             record.status = 200
         except ApiError as error:
             record.status, record.code = error.status, error.code
+            if error.status in REASONED:
+                record.reason = error.message
             await self._fail(error, scope, receive, sender)
         except ClientGone:
             record.status = 499

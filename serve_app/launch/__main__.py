@@ -26,7 +26,7 @@ from serve_app.engine.errors import ModelError
 from serve_app.engine.loading.prepared import is_ready
 from serve_app.launch import laptop_tls, one_model, preflight, vllm_environment
 from serve_app.launch.driver import Driver, become_subreaper, driver_environment
-from serve_app.launch.first_call import banner, first_key
+from serve_app.launch.first_call import FirstCall, banner, console_path, first_call
 from serve_app.launch.gpus import Found, find_gpus
 from serve_app.launch.preflight import LaunchError
 from serve_app.local_run import RAY
@@ -242,7 +242,8 @@ class Launch:
         driver = Driver(self._driver_command(run_config, temporary), environment, log)
         try:
             self._wait_until_ready(driver)
-            self._announce(first_key(self.home, self.base_url, operator_key, self.verify), temporary)
+            first = first_call(self.home, self.base_url, operator_key, self.verify, console_path(config))
+            self._announce(first, temporary)
             while driver.exit_code() is None:
                 time.sleep(0.5)
             raise LaunchError(f"the service has died; the end of {log}:\n{driver.last_lines()}")
@@ -302,13 +303,15 @@ class Launch:
                 lines = [line.strip() for line in application.get("message", "").splitlines() if line.strip()]
                 raise LaunchError(f"the application {name} can't start: {lines[-1] if lines else 'no reason given'}")
 
-    def _announce(self, key: str, temporary: Path) -> None:
+    def _announce(self, first: FirstCall, temporary: Path) -> None:
         link = self.logs / "ray"
         link.unlink(missing_ok=True)
         link.symlink_to(temporary / RAY / "session_latest" / "logs")
         facts = {
             "base_url": self.base_url,
-            "api_key": key,
+            "api_key": first.api_key,
+            "console_url": first.console_url,
+            "sign_in_url": first.sign_in_url,
             "dashboard_url": None if self.dashboard_port is None else f"http://127.0.0.1:{self.dashboard_port}",
             "dashboard_token_file": str(self.home / "secrets" / "ray-token"),
             "metrics_url": f"http://127.0.0.1:{self.metrics_port}/metrics",

@@ -10,6 +10,7 @@ Ray's template has no settings for these changes:
 - An address whose requests are mostly refused takes a lane. The gateways see only a few requests of a lane at one time;
   the others wait in HAProxy. A lane leads back to the same frontend through a local socket, so Ray still chooses the
   gateways. LANES are the numbers, as in `lanes_of`.
+- Requests whose path has the token of a one-time link are not logged.
 - Of a key whose requests are mostly refused, HAProxy itself refuses what goes beyond a multiple of the key's replies.
 
 A key counts by itself, from any address, if it got a chat reply lately. All other requests count for their address. A
@@ -30,6 +31,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 COUNT = 64  # lanes of each kind: two addresses rarely share one
+TOKENS = "/first/ /invitations/ /reset/ /sign-up/"  # in paths of the console, before a token
 PIECE = 8192  # bytes; without a least size HAProxy passes a slowed body on in pieces of a few bytes
 
 
@@ -109,6 +111,7 @@ def _frontend(lanes: Lanes, socket: str, paths: str) -> str:
     busy = f"status 503 content-type application/json hdr retry-after 5 string '{_BUSY}'"
     return f"""\
     bind {socket} accept-proxy mode 600 id 99
+    http-request set-log-level silent if {{ path_sub {TOKENS} }}
     # The lanes come in here again. Nothing else waits for the delay.
     acl is_from_lane so_id 99
     tcp-request inspect-delay {lanes.delay_ms}ms

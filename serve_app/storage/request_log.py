@@ -9,17 +9,21 @@ import contextlib
 import json
 import logging
 import math
+import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from queue import Empty, Full, Queue
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
-from serve_app.contracts.units import DAY_S
+from serve_app.contracts.periods import CLOCK_SKEW_S
+from serve_app.contracts.units import DAY_S, utc_text
 from serve_app.storage.private_files import open_private
 
 FOLDER: Final = "logs"
@@ -47,7 +51,13 @@ BLOCK_BYTES: Final = 1024 * 1024  # searched at once; other threads wait for the
 # Limits of one search.
 SEARCH_BYTES: Final = 2 * 1024**3
 SEARCH_S: Final = 4.0
+WRITTEN_WITHIN_S: Final = 60.0  # seconds after a request's end in which its line is written
 SEARCH_LINES: Final = 20  # a client may send all of its requests under one id
+# Limits of a search by time.
+RECENT_BYTES: Final = 16 * 1024 * 1024
+RECENT_LINES: Final = 2000
+RECENT_BLOCK_BYTES: Final = 256 * 1024
+_TIME: Final = re.compile(rb'"time":"([0-9TZ:.-]{20,32})"')
 
 Line = dict[str, Any]
 
@@ -127,14 +137,18 @@ def find_lines(
     pattern: str = PATTERN,
     most_bytes: float = SEARCH_BYTES,
     most_s: float = SEARCH_S,
+    ended_at: float | None = None,
 ) -> Found:
     """Returns the last SEARCH_LINES lines of a request, by its own id, its client's or its trace's.
 
-    Reads the newest files first, and stops after about `most_bytes` or `most_s` seconds.
+    Reads the newest files first, and stops after about `most_bytes` or `most_s` seconds. With `ended_at`, the Unix time
+    at which the request ended, it reads only files that were written to at that time.
     """
     wanted, ends_at, left = json.dumps(request_id).encode(), time.monotonic() + most_s, most_bytes
     found: list[Line] = []
     for path in _newest_first(folder, pattern):
+        if ended_at is not None and not _was_open(path, ended_at):
+            continue
         for block in _blocks(path):
             if left <= 0 or time.monotonic() >= ends_at:
                 return Found(found, is_complete=False)
@@ -143,6 +157,112 @@ def find_lines(
                 found += _lines_of(request_id, wanted, block)
                 found = sorted(found, key=lambda line: str(line.get("time", "")))[-SEARCH_LINES:]
     return Found(found)
+
+
+def _was_open(path: Path, at: float) -> bool:
+    """Returns whether a line about a request that ended at this Unix time can be in this file."""
+    try:
+        if path.stat().st_mtime < at - CLOCK_SKEW_S:
+            return False
+        with path.open("rb") as file:
+            first = json.loads(file.readline(BLOCK_BYTES))["time"]
+        return datetime.fromisoformat(first).timestamp() <= at + WRITTEN_WITHIN_S
+    except OSError:
+        return False
+    except (ValueError, TypeError, KeyError):  # a first line that is cut off or very long
+        return True
+
+
+def recent_lines(
+    folder: Path,
+    wanted: Collection[bytes],
+    *,
+    since: float,
+    until: float,
+    most: int = RECENT_LINES,
+    most_bytes: int = RECENT_BYTES,
+    pattern: str = PATTERN,
+) -> Found:
+    """Returns the latest lines that contain each of the texts `wanted` and whose requests arrived in a time range.
+
+    Reads each file backwards from the end of the range. The files share `most_bytes`: a search that reaches its share
+    is not complete. Times are Unix seconds.
+    """
+    paths = [path for at, path in _with_times(folder, pattern) if at >= since]
+    begins, ends = (utc_text(at, "milliseconds") for at in (since, until))
+    found, is_complete = list[Line](), True
+    for path in paths:
+        left, some = most_bytes // len(paths), list[Line]()
+        for block in _blocks_before(path, ends):
+            left -= len(block)
+            raws = [raw for raw in block.split(b"\n") if all(text in raw for text in wanted)]
+            for raw in reversed(raws):
+                line = _parsed(raw)
+                if line is not None and begins <= str(line.get("time", "")) <= ends:
+                    some.append(line)
+            if len(some) >= most or _is_before(block, begins):
+                break
+            if left <= 0:
+                is_complete = False
+                break
+        found += some[:most]
+    found.sort(key=lambda line: str(line["time"]))
+    return Found(found[-most:], is_complete)
+
+
+def _blocks_before(path: Path, ends: str) -> Iterator[bytes]:
+    """Yields blocks of whole lines, the last first, from the first line after the time `ends` backwards."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        end = _position_after(file, ends)
+        while end > 0:
+            start = max(0, end - RECENT_BLOCK_BYTES)
+            file.seek(start)
+            if start:
+                file.readline()  # belongs to the block before
+                start = file.tell()
+            if start >= end:  # one line is longer than a block
+                return
+            yield file.read(end - start)
+            end = start
+
+
+def _position_after(file: BinaryIO, ends: str) -> int:
+    """Returns the position of a line that was written after `ends`, or the end of the file.
+
+    A line has the time of its request's arrival and is written when the request ends. The line after a long request
+    may be earlier, so the position may be too far back in time, never too far ahead.
+    """
+    low = 0
+    high = found = file.seek(0, os.SEEK_END)
+    while high - low > RECENT_BLOCK_BYTES:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()
+        at = file.tell()
+        time_of = _time_of(file.readline())
+        if time_of is None or time_of <= ends:
+            low = middle
+        else:
+            high, found = middle, at
+    return found
+
+
+def _is_before(block: bytes, begins: str) -> bool:
+    """Returns whether all requests in a block arrived before a time."""
+    return max(_TIME.findall(block), default=b"").decode() < begins
+
+
+def _time_of(raw: bytes) -> str | None:
+    found = _TIME.search(raw[:200])
+    return None if found is None else found[1].decode()
+
+
+def _parsed(raw: bytes) -> Line | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:  # the process died during the write
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -156,21 +276,23 @@ def _lines_of(request_id: str, wanted: bytes, block: bytes) -> Iterator[Line]:
     for raw in block.split(b"\n"):
         if wanted not in raw:
             continue
-        try:
-            line = json.loads(raw)
-        except ValueError:  # the process died during the write
-            continue
-        if isinstance(line, dict) and request_id in [line.get(name) for name in ID_FIELDS]:
+        line = _parsed(raw)
+        if line is not None and request_id in [line.get(name) for name in ID_FIELDS]:
             yield line
 
 
 def _newest_first(folder: Path, pattern: str) -> list[Path]:
+    return [path for _, path in _with_times(folder, pattern)]
+
+
+def _with_times(folder: Path, pattern: str) -> list[tuple[float, Path]]:
+    """Returns the files and when each was written last, newest first."""
     found = []
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):  # other processes rename and remove files here
             if path.is_file():
                 found.append((path.stat().st_mtime, path))
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted(found, reverse=True)
 
 
 def _remove_old(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from serve_app.accounting.registry import READS, STEPS, WRITES
 from serve_app.contracts import (
+    billing,
     commands,
     management,
     notices,
@@ -20,6 +21,7 @@ from serve_app.contracts import (
     recharges,
     sealed_secrets,
     served_commands,
+    sign_in,
 )
 from serve_app.contracts.commands import Command
 from serve_app.contracts.errors import AccountNotFound, InvalidValue, KeyNotFound
@@ -30,7 +32,19 @@ SQLITE_AND_POSTGRESQL_DIFFER = ["\0", "a\0b", "\ud800"]  # PostgreSQL takes none
 
 
 def test_each_command_has_one_function_that_is_named_after_it() -> None:
-    files = (commands, served_commands, people, management, notices, operators, payments, recharges, sealed_secrets)
+    files = (
+        commands,
+        served_commands,
+        sign_in,
+        people,
+        management,
+        notices,
+        operators,
+        payments,
+        recharges,
+        sealed_secrets,
+        billing,
+    )
     declared = {name: value for file in files for name, value in vars(file).items()}
     classes = [value for value in declared.values() if isinstance(value, type) and issubclass(value, Command)]
     # A retry of what is stuck settles, like Ledger.settle, and is one of its methods.

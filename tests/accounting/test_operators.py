@@ -24,7 +24,7 @@ FAY, FRED = Audit("fay@example.org"), Audit("fred@example.org")
 
 
 def found(books: Books, text: str, limit: int = 100) -> list[str]:
-    return [account.name for account in books.ledger.run(SearchAccounts(text, limit))]
+    return [one.account.name for one in books.ledger.run(SearchAccounts(text, limit)).rows]
 
 
 def test_a_search_takes_no_character_for_a_pattern(books: Books) -> None:

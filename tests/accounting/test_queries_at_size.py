@@ -10,8 +10,20 @@ import sqlalchemy as sa
 
 from serve_app.accounting.database import Database
 from serve_app.accounting.registry import READS, WRITES
-from serve_app.contracts.commands import Command, ExpireGrants, FindRequest, ListUsage, PruneReplies, SumUsage
+from serve_app.contracts.commands import (
+    Command,
+    ExpireGrants,
+    FindRequest,
+    KeyMakers,
+    ListAudit,
+    ListUsage,
+    PruneReplies,
+    SearchRequests,
+    SumRequests,
+    SumUsage,
+)
 from serve_app.contracts.notices import ListNotices
+from serve_app.contracts.operators import ListNotes, ListUncharged, SearchAccounts, SumAccountDays, SumService
 from serve_app.contracts.recharges import ListDueAttempts, WatchRecharges
 
 
@@ -47,11 +59,21 @@ def explained(sqlite_template: Any) -> Iterator[Explained]:
         (SumUsage("acct_a", group_by=("tag",)), "api_keys"),
         (ListUsage("acct_a", time_from=1.0), "usage"),
         (FindRequest("chatcmpl-1"), "usage"),
+        (SumRequests("acct_a", 1.0, 2.0), "usage"),
+        (SumRequests("acct_a", 1.0, 2.0, "tag", "day"), "usage"),
+        (SearchRequests("acct_a", 1.0, key_ids=("key_a",)), "usage"),
+        (KeyMakers("acct_a"), "audit_log"),
         (ListNotices(), "notices"),
         (ListNotices("acct_a"), "notices"),
         (WatchRecharges("stripe"), "recharges"),
         (WatchRecharges("stripe"), "recharge_attempts"),
         (ListDueAttempts("stripe"), "recharge_attempts"),
+        (SumService("2026-11-01", "2026-11-30"), "usage_daily"),
+        (SumAccountDays(("acct_a", "acct_b"), "2026-11-01", "2026-11-30"), "usage_daily"),
+        (SearchAccounts("", 20, spending=True, day_from="2026-11-01"), "usage_daily"),
+        (ListUncharged(), "usage"),
+        (ListNotes("acct_a"), "account_notes"),
+        (ListAudit("acct_a"), "audit_log"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Command) else value,
 )

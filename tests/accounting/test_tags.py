@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.contracts.books import Audit, UsageRow
-from serve_app.contracts.commands import SumHours
+from serve_app.contracts.commands import SumRequests
 from serve_app.contracts.errors import InvalidValue
 
 from .books import COST, NOON, Books, Ledger
@@ -129,7 +129,7 @@ def test_the_tags_that_keys_have_now_decide(used: Books) -> None:
 
 
 def test_hours_are_summed_by_tag(used: Books) -> None:
-    wanted = SumHours(used.account_id, NOON - 3600, NOON + 3600, "tag")
+    wanted = SumRequests(used.account_id, NOON - 3600, NOON + 3600, "tag")
     rows = used.ledger.run(wanted)
     assert {(row.day, row.tag) for row in rows} == {("2026-06-01T12", tag) for tag in ("", "a", "b")}
     assert sum(row.requests for row in used.ledger.run(replace(wanted, by="model"))) < sum(row.requests for row in rows)

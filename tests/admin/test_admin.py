@@ -26,7 +26,7 @@ from tests.gateway.connections import Call
 from tests.gateway.world import World, until
 from tests.limiter.world import account_snapshot
 
-IDS = {"account_id": "acct_x", "key_id": "key_x", "grant_id": 7, "request_id": "chatcmpl-x"}
+IDS = {"account_id": "acct_x", "key_id": "key_x", "grant_id": 7, "request_id": "chatcmpl-x", "month": "2026-11"}
 IDS |= {"id": "model_x", "name": "backend_x", "invitation_id": "inv_none"}
 # By their paths, not by the key that they are declared with: that is what the first test checks.
 ROUTES = [

@@ -29,6 +29,8 @@ async def until(holds: Callable[[], bool]) -> None:
     [
         ("/admin/accounts/{account}/keys", {}, "read_keys", True),
         ("/admin/usage/requests", {"account": "{account}"}, "read_usage", True),
+        ("/admin/accounts/{account}/statements/2026-11", {}, "read_statement", True),
+        ("/admin/requests", {"account": "{account}"}, "read_usage", True),
         ("/admin/usage/export", {"from": "2026-11-01", "to": "2026-11-30"}, "export_usage", False),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from serve_app.admin.guides import GUIDES
 from tests.gateway.connections import served
 from tests.gateway.world import World
 
@@ -78,7 +80,7 @@ async def test_the_page_shows_every_operation_and_sends_no_request_to_another_ho
 
 
 async def test_the_page_loads_nothing_from_other_hosts_and_can_not_be_framed(http: httpx.AsyncClient) -> None:
-    for path in ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"):
+    for path in ("/docs", "/docs/start.js", "/docs/page.css", "/docs/swagger-ui-bundle.js", "/docs/guides/chat"):
         answer = await http.get(path)
         assert answer.status_code == 200, path
         policy = dict(part.split(maxsplit=1) for part in answer.headers["content-security-policy"].split("; "))
@@ -92,3 +94,20 @@ async def test_the_page_loads_nothing_from_other_hosts_and_can_not_be_framed(htt
 async def test_no_file_outside_of_the_page_is_served(http: httpx.AsyncClient) -> None:
     for name in ("redoc.standalone.js", "..%2f__init__.py", "../core.py", "nothing.js"):
         assert (await http.get(f"/docs/{name}")).status_code == 404
+
+
+async def test_the_guides_are_linked_to_each_other_and_have_the_services_own_address(http: httpx.AsyncClient) -> None:
+    pages = {name: (await http.get(f"/docs/guides/{name}", headers={"host": "api.example.org"})) for name in GUIDES}
+    for name, page in pages.items():
+        assert page.status_code == 200, name
+        assert "<h1 id=" in page.text, name
+        assert "127.0.0.1:8000" not in page.text, name
+        for target in re.findall(r'href="([^"]+)"', page.text.partition("<main")[2]):
+            path, _, anchor = target.partition("#")
+            if path.startswith("http"):
+                continue
+            other = pages[path] if path else page
+            assert not anchor or f'id="{anchor}"' in other.text, (name, target)
+    assert "http://api.example.org/v1" in pages["quick-start"].text
+    assert 'href="docs/guides/quick-start"' in (await http.get("/docs")).text
+    assert (await http.get("/docs/guides/admin-api")).status_code == 404

@@ -15,12 +15,12 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
-from serve_app.admin.document import REFUSED_REQUESTS, build_document
+from serve_app.admin.document import REFUSED_REQUESTS, build_document, customer_document, operator_document
 from serve_app.api import errors
 from serve_app.api.responses_chat import previous_response_not_found
 from serve_app.gateway.backends import Catalogue
 from serve_app.settings import GatewaySettings
-from tests.gateway.world import FULL_SETTINGS, World
+from tests.gateway.world import FULL_SETTINGS, OPERATOR, World
 
 DOCUMENT = build_document(GatewaySettings.model_validate(FULL_SETTINGS).models)
 ERRORS = [
@@ -79,7 +79,7 @@ def test_every_route_is_described_under_both_base_forms_and_nothing_else_is(worl
     served = {
         (method, path)
         for method, path in routes(world.app())
-        if not path.removeprefix("/v1").startswith(("/docs", "/openapi.json"))
+        if not path.removeprefix("/v1").startswith(("/docs", "/openapi.json", "/admin/openapi.json"))
     }
     plain = {(method.upper(), path) for path, item in DOCUMENT["paths"].items() for method in item}
     assert served == plain | {(method, f"/v1{path}") for method, path in plain}
@@ -111,10 +111,30 @@ def test_no_error_is_left_out_of_these_tests() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
-async def test_the_document_is_read_without_a_key(http: httpx.AsyncClient, prefix: str) -> None:
+async def test_customers_read_their_document_without_a_key_and_operators_the_whole_one_with_theirs(
+    http: httpx.AsyncClient, prefix: str
+) -> None:
     answer = await http.get(f"{prefix}/openapi.json")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    assert answer.json() == json.loads(json.dumps(DOCUMENT))
+    assert answer.json() == json.loads(json.dumps(customer_document(DOCUMENT)))
+    assert (await http.get(f"{prefix}/admin/openapi.json")).status_code == 401
+    whole = await http.get(f"{prefix}/admin/openapi.json", headers={"authorization": f"Bearer {OPERATOR}"})
+    assert whole.json() == json.loads(json.dumps(DOCUMENT))
+
+
+def test_the_customers_document_is_whole_and_says_nothing_about_operators() -> None:
+    document = customer_document(DOCUMENT)
+    schemathesis.openapi.from_dict(document).validate()
+    assert "operator" not in json.dumps(document).lower().replace("operator of this service", "")
+    customers = {path for path in DOCUMENT["paths"] if not path.startswith("/admin")}
+    assert document["paths"].keys() == customers
+    assert {"apiKey", "managementKey"} == document["components"]["securitySchemes"].keys()
+    shown = {tag for item in document["paths"].values() for one in item.values() for tag in one["tags"]}
+    assert shown == {tag["name"] for tag in document["tags"]}
+    operators = operator_document(DOCUMENT)
+    schemathesis.openapi.from_dict(operators).validate()
+    assert operators["paths"].keys() == DOCUMENT["paths"].keys() - customers
+    assert {"operatorKey"} == operators["components"]["securitySchemes"].keys()
 
 
 async def test_the_document_follows_the_configuration_of_the_running_service(

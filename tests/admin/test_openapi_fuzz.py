@@ -196,14 +196,16 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
             "checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "404", "409", "422"]}},
         }
     )
-    schema = schemathesis.openapi.from_url(f"{base}/openapi.json", config=config)
+    schema = schemathesis.openapi.from_url(
+        f"{base}/admin/openapi.json", config=config, headers={"authorization": f"Bearer {OPERATOR}"}
+    )
     closed(schema.raw_schema)
     turns, chats = itertools.count(), itertools.count()
 
     @schema.hook
     def map_path_parameters(context: Any, path_parameters: dict[str, Any]) -> dict[str, Any]:
         """Every second request names an object that exists."""
-        real = {"account_id": account, "key_id": key_id, "id": "svc-chat", "grant_id": "1"}
+        real = {"account_id": account, "key_id": key_id, "id": "svc-chat", "grant_id": "1", "month": "2026-11"}
         if context.operation.path.startswith("/account/"):
             real["key_id"] = next(managed_keys)
         if next(turns) % 2:

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.contracts import key_format, people
 from serve_app.contracts.people import AcceptInvitation, FindInvitation, FindPerson, OpenSession
+from serve_app.contracts.sign_in import FindSignInLink
 from tests.gateway.world import World
 
 ADA = "ada@example.org"
@@ -154,3 +155,21 @@ async def test_an_unknown_person_is_not_suspended(admin: httpx.AsyncClient) -> N
     answer = await admin.post("/admin/people/suspend", json={"email": ADA})
     assert answer.status_code == 422
     assert await actions(admin) == []
+
+
+async def test_a_sign_in_link_of_an_account_works_once_for_ten_minutes_and_no_log_has_it(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    path = f"/admin/accounts/{world.account_id}/sign-in-link"
+    made = (await admin.post(path)).json()
+    token = made["path"].removeprefix("/first/")
+    link = world.ledger.run(FindSignInLink(key_format.digest(token)))
+    assert link is not None
+    assert (link.account_id, link.person) == (world.account_id, None)
+    newer = (await admin.post(path)).json()
+    assert world.ledger.run(FindSignInLink(key_format.digest(token))) is None
+    log = (await admin.get("/admin/audit")).text
+    assert token not in log
+    assert newer["path"].removeprefix("/first/") not in log
+    assert await actions(admin) == ["make_sign_in_link"] * 2
+    assert (await admin.post("/admin/accounts/acct_none/sign-in-link")).status_code == 404

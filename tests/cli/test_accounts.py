@@ -200,6 +200,8 @@ def test_each_limit_of_the_contract_is_an_option(service: FakeService, run: Run,
 
 def test_suspend_and_resume(service: FakeService, run: Run, account: str) -> None:
     assert run("accounts", "suspend", account, "--json").json["status"] == "suspended"
+    assert run("accounts", "resume", account, "--json").json["status"] == "active"
+    run("accounts", "suspend", account)
     assert run("accounts", "suspend", account, "--resume", "--json").json["status"] == "active"
 
 

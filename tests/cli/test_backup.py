@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from serve_app.accounting import backup, restore
+from serve_app.accounting.database import revisions
 from serve_app.accounting.ledger import Ledger
 from serve_app.contracts.commands import AddCredit, OpenAccount
 
@@ -38,6 +39,10 @@ def test_a_ledger_goes_into_a_file_and_back(run: Run, home: Path, tmp_path: Path
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     said = {line[:18].strip(): line[18:] for line in made.out.splitlines()}
     assert (said["balances"], said["last settled"], said["accounts"]) == ("1.50 USD", "–", "1")
+    size = file.stat().st_size
+    assert (said["ledger"], said["saved to"]) == (f"sqlite:///{home}/ledger.db", str(file))
+    assert said["size"] == f"{size / 1000:.1f} KB ({size:,} bytes)"
+    assert said["schema"].startswith(f"revision {revisions()[-1]}, release ")
     done = run("ledger", "restore", "--from", file, "--database-url", f"sqlite:///{new}", "--json")
     assert (done.code, done.err) == (0, "")
     wanted = {"ok": True, "problems": [], "kind": "sqlite", "balance": "1.50", "last_settled": None}

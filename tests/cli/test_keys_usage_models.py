@@ -68,7 +68,7 @@ def test_usage_sends_every_filter(service: FakeService, run: Run) -> None:
 def test_usage_for_people_shows_the_groups_and_a_total(service: FakeService, run: Run) -> None:
     lines = run("usage").out.splitlines()
     assert lines[0].split()[:2] == ["day", "model"]
-    assert lines[1].split() == ["2026-11-02", "svc-chat", "1,200", "34,000", "12,000", "5,600", "0.012345678"]
+    assert lines[1].split() == ["2026-11-02", "svc-chat", "0.012345678", "1,200", "34,000", "12,000", "5,600"]
     assert lines[-1] == "total: 1,200 requests, 0.012345678 charged"
     assert service.requests[-1].query == {"group_by": "day,model"}
 
@@ -77,7 +77,7 @@ def test_the_total_of_large_charges_is_exact(service: FakeService, run: Run) -> 
     [row] = service.usage
     service.usage = [row | {"charged": "123456789.123456789"}, row | {"charged": "0.000000001"}]
     lines = run("usage").out.splitlines()
-    assert lines[1].split()[-1] == "123456789.123456789"
+    assert lines[1].split()[2] == "123456789.123456789"
     assert lines[-1] == "total: 2,400 requests, 123456789.123456790 charged"
 
 
@@ -106,8 +106,10 @@ def test_invalid_usage_options_are_refused_before_anything_is_sent(
 def test_models_shows_backends_and_prices(service: FakeService, run: Run) -> None:
     assert run("models", "--json").json == run("models", "list", "--json").json == {"data": service.models}
     row = next(line for line in run("models").out.splitlines() if line.startswith("svc-coder"))
-    shown = ["svc-coder", "smollm2", "100%", "ready", "RUNNING", "2", "config.yaml", "0.27", "0.07", "1.10"]
+    shown = ["svc-coder", "smollm2", "100%", "ready", "0.27", "0.07", "1.10"]
     assert row.split() == shown
+    row = next(line for line in run("models", "-o", "wide").out.splitlines() if line.startswith("svc-coder"))
+    assert row.split() == [*shown, "2", "RUNNING", "config.yaml"]
 
 
 def test_a_clean_ledger(service: FakeService, run: Run) -> None:
@@ -121,5 +123,5 @@ def test_a_ledger_that_does_not_add_up_is_exit_code_1(service: FakeService, run:
     service.problems = [PROBLEM]
     table, document = run("ledger", "check"), run("ledger", "check", "--json")
     assert (table.code, document.code) == (1, 1)
-    assert table.out.splitlines()[1].split() == ["unbalanced", "entry-7", "postings", "sum", "to", "3"]
+    assert table.out.splitlines()[1].split() == ["entry-7", "unbalanced", "postings", "sum", "to", "3"]
     assert document.json["problems"] == service.problems

@@ -141,13 +141,13 @@ def test_a_key_is_made_changed_and_freed_again(real: RealService, run: Run, acco
 def test_keys_for_people_show_terms_and_status(real: RealService, run: Run, account: str) -> None:
     out = run("keys", "create", account, "--budget", "2.50", "--per", "day", "--model", "svc-chat", "--tag", "lab").out
     shown = lines(out)
-    assert shown["budget"] == "2.50 a day"
+    assert shown["budget"] == "2.50 per day"
     assert shown["spent"].startswith("0.00, renews at ")
     assert (shown["models"], shown["rpm"], shown["expires"]) == ("svc-chat", "the account's", "never")
     assert (shown["tags"], shown["addresses"]) == ("lab", "any")
     run("keys", "revoke", shown["id"])
     table = run("keys", "list", account).out
-    assert "0.00 of 2.50 a day" in table
+    assert "0.00 of 2.50 per day" in table
     assert "revoked" in table
 
 
@@ -199,7 +199,11 @@ def test_usage_by_tag_shows_keys_without_one_and_no_total(real: RealService, run
         key = run("keys", "create", account, *tags, "--json").json
         real.world.ledger.settle([settlement(f"r{number}", account, key["id"])])
     out = run("usage", "--account", account, "--group-by", "tag").out
-    assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["no", "tag"], ["a", "1"], ["b", "1"]]
+    assert [line.split()[:2] for line in out.splitlines()[1:4]] == [
+        ["no", "tag"],
+        ["a", "0.000000046"],
+        ["b", "0.000000046"],
+    ]
     assert "several tags" in out
     assert "total" not in out
     rows = run("usage", "--account", account, "--group-by", "tag", "--tag", "", "--json").json["data"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from serve_app.contracts import key_format, people
+from serve_app.contracts.sign_in import FindSignInLink
 
 from .conftest import Run
 from .real_service import RealService
@@ -19,9 +20,11 @@ def test_a_person_is_invited_listed_suspended_and_resumed(real: RealService, run
     assert re.search(r"ada@example\.org +member +invited until", run("people", "list", account).out)
     digest = key_format.digest(made["link"].rpartition("/")[2])
     real.world.ledger.run(people.AcceptInvitation(digest, "Ada", "a hash"))
-    assert re.search(r"ada@example\.org +Ada +member +active", run("people", "list", account).out)
+    assert re.search(r"ada@example\.org +member +active +Ada", run("people", "list", account).out)
     assert run("people", "suspend", "ada@example.org", "--json").json["suspended"] is True
-    assert re.search(r"ada@example\.org +Ada +member +suspended", run("people", "list", account).out)
+    assert re.search(r"ada@example\.org +member +suspended +Ada", run("people", "list", account).out)
+    assert run("people", "resume", "ada@example.org", "--json").json["suspended"] is False
+    assert run("people", "suspend", "ada@example.org", "--json").json["suspended"] is True
     assert run("people", "suspend", "ada@example.org", "--resume", "--json").json["suspended"] is False
 
 
@@ -72,3 +75,12 @@ def test_what_is_wrong_is_one_line(real: RealService, run: Run) -> None:
     assert "--role king: must be one of owner" in run("people", "invite", "a@b", account, "--role", "king").error_line
     assert "is not an e-mail address" in run("people", "invite", "nobody", account).error_line
     assert "no open invitation" in run("people", "revoke", "inv_none").error_line
+
+
+def test_a_sign_in_link_leads_to_the_console_and_works_once(real: RealService, run: Run) -> None:
+    made = run("people", "sign-in-link", real.world.account_id, "--json").json
+    assert "/console/first/" in made["link"]
+    digest = key_format.digest(made["link"].rpartition("/")[2])
+    assert real.world.ledger.run(FindSignInLink(digest)) is not None
+    assert "keep it private" in run("people", "sign-in-link", real.world.account_id).out
+    assert real.world.ledger.run(FindSignInLink(digest)) is None, "the next one replaces it"

@@ -59,7 +59,7 @@ def searches(world: World, folder: Path) -> None:
 
 
 def shown(text: str) -> dict[str, str]:
-    return dict(re.findall(r"^ *(.+?) {3,}(.*)$", text, re.MULTILINE))
+    return dict(re.findall(r"^ *(.+?) {2,}(.*)$", text, re.MULTILINE))
 
 
 def test_a_served_request_is_told_on_one_page(

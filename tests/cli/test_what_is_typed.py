@@ -1,13 +1,11 @@
-"""Times and amounts as operators type them, and the progress output of a long command."""
+"""Times and amounts as operators type them."""
 
 from __future__ import annotations
 
-import io
 from datetime import UTC, datetime
 
 import pytest
 
-from serve_app.cli.export import Progress
 from serve_app.cli.output import CommandError
 from serve_app.cli.values import parse_expiry, plain_amount
 
@@ -60,41 +58,3 @@ def test_an_amount_with_more_digits_than_a_float_keeps_is_exact(text: str) -> No
 def test_a_correction_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(CommandError):
         plain_amount(text, signed=True)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def progress_of(stream: io.StringIO, *, every_s: float, times: int, quiet: bool = False) -> str:
-    clock = Clock()
-    progress = Progress(stream, quiet=quiet, clock=clock)
-    for _ in range(times):
-        clock.now += every_s
-        progress.count_rows(1000)
-    progress.erase()
-    return stream.getvalue()
-
-
-def test_a_short_command_prints_no_progress() -> None:
-    assert progress_of(Terminal(), every_s=0.1, times=10) == ""
-
-
-def test_a_long_command_prints_its_progress() -> None:
-    assert progress_of(Terminal(), every_s=1.0, times=4) == "\r2,000 rows …\r3,000 rows …\r4,000 rows …\r\x1b[K"
-
-
-def test_a_log_gets_complete_lines_and_fewer() -> None:
-    assert progress_of(io.StringIO(), every_s=1.0, times=13) == "2,000 rows …\n12,000 rows …\n"
-
-
-def test_quiet_prints_no_progress() -> None:
-    assert progress_of(Terminal(), every_s=1.0, times=20, quiet=True) == ""

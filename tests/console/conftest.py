@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from serve_app.console.app import build_console
 from serve_app.console.stripe_payments import Stripe
 from serve_app.console.web import Console
 from serve_app.contracts import people
+from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import digest
@@ -39,8 +42,16 @@ PASSWORD = "a long enough password"
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
-#: A script of another source than the console's own files, or one that stands in the page.
-STRAY_SCRIPT = re.compile(r'<script(?! src="/console/static/\w+\.js" defer></script>)')
+#: A script from elsewhere than the console's own files, or one inside the page. Data of charts are no script.
+STRAY_SCRIPT = re.compile(
+    r'<script(?! src="/console/static/[\w.]+\.js\?v=[0-9a-f]{12}"(?: defer| type="module")?></script>'
+    r'| type="application/json" id="[\w-]+">)'
+)
+
+
+def words(page: str) -> str:
+    """The text of a page, without its marks."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
 class LedgerPort:
@@ -60,8 +71,17 @@ class House:
         self.status: AccountStatus | None = None
         self.live = {"open_requests": 2, "held": "0.50", "currency": "EUR", "limiters": [{"admits": True}]}
         self.live |= {"backends": [], "models": [], "accounts": [], "gateways": []}
+        #: Answers of a gateway by operation, and the operations that were asked for.
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.asked: list[tuple[str, dict[str, Any], str]] = []
         self.console = Console(
-            LedgerPort(ledger), SecretKeys(SECRET), self._models, self._live, self._status_of, now=clock
+            LedgerPort(ledger),
+            SecretKeys(SECRET),
+            self._models,
+            self._live,
+            self._status_of,
+            now=clock,
+            administer=self._administer,
         )
         self.pages = build_console(self.console)
         self.app = Starlette(routes=[Mount("/console", self.pages)])
@@ -76,6 +96,12 @@ class House:
             raise Unavailable("the limiter is restarting")
         return self.status
 
+    async def _administer(self, operation: str, given: Mapping[str, Any], audit: Audit | None) -> dict[str, Any]:
+        self.asked.append((operation, dict(given), "" if audit is None else audit.actor))
+        if operation not in self.answers:
+            raise Unavailable("no gateway answers")
+        return self.answers[operation]
+
     async def _live(self) -> dict[str, Any]:
         if self.live is None:
             raise Unavailable("the limiter is restarting")
@@ -87,6 +113,10 @@ class House:
         )
         browser.portal = self._portal  # or each request would start a thread and a loop
         return browser
+
+    def wait_for(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs work in the loop of the browsers' requests."""
+        self._portal.call(work)
 
     def invite(self, email: str, role: str = "owner", account_id: str = "") -> str:
         token = f"token-of-{email}"
@@ -118,6 +148,22 @@ def submit(browser: TestClient, page: str, action: str, **fields: Any) -> httpx.
     found = CSRF.search(browser.get(page).text)
     assert found is not None
     return browser.post(action, data={"csrf": found[1], **fields})
+
+
+def cells(page: str, name: str) -> list[str]:
+    """The texts of the cells beside the one with this text, in the first row of a table that has it."""
+    for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL):
+        texts = [re.sub(r"<[^>]*>", "", cell).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]
+        if texts and texts[0] == name:
+            return [html.unescape(text) for text in texts[1:]]
+    raise AssertionError(f"no row of {name}")
+
+
+def chart(page: str, name: str) -> Any:
+    """The data of a chart."""
+    found = re.search(rf'<script type="application/json" id="{name}-data">(.*?)</script>', page)
+    assert found is not None
+    return json.loads(found[1])
 
 
 def send(house: House, body: str, *, secret: str = stripe_stand_in.SECRET, at: float | None = None) -> httpx.Response:

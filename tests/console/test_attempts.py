@@ -75,6 +75,20 @@ def test_an_address_that_tries_many_emails_is_slowed() -> None:
     assert attempts.begin("here", VICTIM) == 0
 
 
+def test_what_costs_no_password_check_evicts_no_limit_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.console.attempts.MAX_KEPT", 50)
+    attempts = Attempts(Clock())
+    used_up(attempts, None, VICTIM)
+    for _ in range(OF_CODES):
+        attempts.begin_code(VICTIM, None)
+    for number in range(200):
+        attempts.begin_mail(None, f"{number}@example.org")
+        attempts.begin_passkey(None, str(number))
+        attempts.begin_openid(None, str(number))
+    assert attempts.begin(None, VICTIM) > 0
+    assert attempts.begin_code(VICTIM, None) > 0
+
+
 def test_codes_are_slowed_by_browser_or_email() -> None:
     attempts = Attempts(Clock())
     for _ in range(OF_CODES):

@@ -15,7 +15,7 @@ from serve_app.contracts.limits import Contract
 from serve_app.contracts.people import FindPerson
 from tests.accounting.books import settlement
 
-from .conftest import PASSWORD, STRAY_SCRIPT, House, submit
+from .conftest import PASSWORD, STRAY_SCRIPT, House, submit, words
 
 SCRIPT = "<script>alert(1)</script>\"'"
 
@@ -33,9 +33,9 @@ def test_a_key_is_made_with_its_terms_shown_once_and_revoked(house: House, caplo
     assert (found[0].models, dict(found[0].limits), found[0].budget) == (("svc-chat",), {"rpm": 3}, 2_500_000_000)
     assert found[0].tags == ("team-a", "batch")
     assert found[0].addresses == ("203.0.113.7/32", "10.0.0.0/8", "2001:db8::/48")
-    page = browser.get(path).text
-    assert "tags team-a, batch" in page
-    assert "only from 203.0.113.7/32, 10.0.0.0/8, 2001:db8::/48" in page
+    page = words(browser.get(path).text)
+    assert "laptop team-a batch sk-" in page
+    assert "Only from 203.0.113.7/32, 10.0.0.0/8, 2001:db8::/48" in page
     assert "no-store" in made.headers["cache-control"]
     assert key not in browser.get(path).text
     assert key not in caplog.text
@@ -75,7 +75,7 @@ def test_what_people_type_is_text_on_every_page(house: House) -> None:
     sections += ("/usage?by=tag",)
     pages += [browser.get(one) for one in (*(path + section for section in sections), "/console/profile")]
     assert [page.status_code for page in pages[-9:]] == [200] * 9
-    assert sum("&lt;script&gt;" in page.text for page in pages[-9:]) == 8
+    assert sum("&lt;script&gt;" in page.text for page in pages[-9:]) == 9
     pages.append(submit(house.browser(), "/console/sign-in", "/console/sign-in", email=SCRIPT, password=SCRIPT))
     for page in pages:
         assert not STRAY_SCRIPT.search(page.text)
@@ -110,7 +110,7 @@ def test_the_playground_has_one_key_a_person_for_an_hour(house: House) -> None:
     browser, path = house.member(), f"/console/accounts/{house.account_id}/playground"
     page = browser.get(path)
     assert "script-src 'self'" in page.headers["content-security-policy"]
-    assert '<option value="/chat/completions">Chat completions</option>' in page.text
+    assert '<option value="/chat/completions">Chat completions (/v1/chat/completions)</option>' in page.text
     first, second = (submit(browser, path, f"{path}/key").json()["key"] for _ in range(2))
     assert first != second
     gone, there = sorted(house.ledger.list_keys(house.account_id), key=lambda one: one.active)
@@ -125,16 +125,17 @@ def test_the_playground_has_one_key_a_person_for_an_hour(house: House) -> None:
 
 def test_the_overview_shows_the_limits_that_apply_and_why_they_are_lower_now(house: House) -> None:
     browser, path = house.member(), f"/console/accounts/{house.account_id}"
-    page = browser.get(path).text
-    assert "rpm: the service&#39;s default" in page or "rpm: the service's default" in page
-    assert "Held for running" not in page
+    page = words(browser.get(path).text)
+    assert "Requests per minute the service's default" in page
+    assert "held for running" not in page
     house.ledger.set_limits(house.account_id, tpm=7)
     contract = Contract(rpm=11, tpm=22, concurrency=33)
     house.status = AccountStatus(house.account_id, 250_000_000, 2, contract, pressed=(("smollm2", 5),))
-    page = browser.get(path).text
-    assert [f"{name}</li>" in page for name in ("rpm: 11", "tpm: 7", "concurrency: 33")] == [True] * 3
-    assert "0.25" in page
-    assert "may use 5 tokens a minute there" in page
+    page = words(browser.get(path).text)
+    limits = ("Requests per minute 0 of 11", "Tokens per minute 0 of 7", "Concurrent requests 2 of 33")
+    assert [one in page for one in limits] == [True] * 3
+    assert "0.25 USD held for running requests" in page
+    assert "smollm2 is busy, so this account may use 5 tokens per minute there" in page
 
 
 @pytest.mark.parametrize("role", ["owner", "member", "billing"])

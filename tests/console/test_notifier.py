@@ -15,7 +15,8 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.handlers import Sink
 
 from serve_app.certificates import make_authority, make_certificate
-from serve_app.console import notifier
+from serve_app.console import mailer, notifier
+from serve_app.console.mailer import Mailer
 from serve_app.console.notifier import NOT_DELIVERED, Notifier
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
@@ -64,14 +65,15 @@ def notice(notice_id: str, target: str, secret: str) -> Notice:
 
 
 def sender(due: Due, mail: MailSettings | None = None) -> Notifier:
-    return Notifier(due, mail, lambda: NOON, secret_keys=KEYS, private_webhooks=True)
+    sends = None if mail is None else Mailer(mail, "", lambda: NOON)
+    return Notifier(due, sends, lambda: NOON, secret_keys=KEYS, private_webhooks=True)
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No attempt fails because the machine is slow. Tests of a bound set it."""
-    for bound in ("WEBHOOK_S", "MAIL_S", "RELAY_S"):
-        monkeypatch.setattr(notifier, bound, PATIENCE_S)
+    for module, bound in ((notifier, "WEBHOOK_S"), (notifier, "MAIL_S"), (mailer, "RELAY_S")):
+        monkeypatch.setattr(module, bound, PATIENCE_S)
 
 
 @contextlib.asynccontextmanager
@@ -120,7 +122,7 @@ async def test_a_mail_relay_that_says_nothing_holds_neither_turn_nor_webhooks(mo
     with Receiver() as receiver:
         async with listening(say_nothing) as port:
             mail = MailSettings(host="127.0.0.1", port=port, sender="billing@service.example", starttls=False)
-            due = Due(*(["ada@example.org"] * notifier.MAILS_AT_ONCE * 2), receiver.url)
+            due = Due(*(["ada@example.org"] * mailer.MAILS_AT_ONCE * 2), receiver.url)
             await asyncio.wait_for(sender(due, mail).turn(), PATIENCE_S)
             hang_up.set()
     *mails, webhook = due.errors()
@@ -193,7 +195,7 @@ async def test_what_a_notice_failed_by_names_nothing_of_the_services_own_network
     """Only the log says what a name leads to, and which relay or port refused."""
     mail = MailSettings(host="127.0.0.1", port=1, sender="billing@service.example", starttls=False)
     due = Due("https://localhost/", "https://host.that.is.nowhere.invalid/", "ada@example.org")
-    told = Notifier(due, mail, lambda: NOON, secret_keys=KEYS)
+    told = Notifier(due, Mailer(mail, "", lambda: NOON), lambda: NOON, secret_keys=KEYS)
     await told.turn()
     assert due.errors() == [UNUSABLE, UNUSABLE, NOT_DELIVERED]
     assert "127.0.0.1, which is not public" in caplog.text

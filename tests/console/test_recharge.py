@@ -25,14 +25,14 @@ from serve_app.contracts.recharges import (
 )
 from tests.accounting.books import NOON
 
-from .conftest import House, balance, send, submit
+from .conftest import House, balance, send, submit, words
 from .recharging import UNIT, path, recharger, saved, shown, states, succeeded, turn, turn_on
 from .stripe_stand_in import StandIn, event
 
 
 def test_a_card_is_saved_at_stripe_and_turns_recharging_on(house: House, api: StandIn) -> None:
     browser, page = house.member(role="billing"), path(house)
-    assert "Recharging is off" in browser.get(page).text
+    assert "Automatic recharge is off" in browser.get(page).text
     fields = {"threshold": "10", "amount": "25", "monthly_cap": "100"}
     for _ in range(2):  # somebody comes back, and begins again
         answer = submit(browser, page, f"{page}/recharge", **fields)
@@ -56,7 +56,7 @@ def test_a_card_is_saved_at_stripe_and_turns_recharging_on(house: House, api: St
         ("ada@example.org", "ask_payment_method"),
         ("ada@example.org", "set_recharge"),
     ]
-    assert "Recharging is on" in browser.get(page).text
+    assert "Automatic recharge is on" in browser.get(page).text
     assert submit(browser, page, f"{page}/recharge", **fields | {"amount": "30"}).headers["location"] == page
     assert shown(house)[0].amount == 30 * UNIT
     # Another card is saved for the same customer, and replaces the first one.
@@ -164,14 +164,14 @@ def test_payments_wait_for_each_other_and_end_at_the_months_cap(house: House, ap
     for _ in range(3):
         turn(house)
     assert len(api.payments) == 1
-    assert "The next payment is possible from" in browser.get(path(house)).text
+    assert "The next payment is possible" in browser.get(path(house)).text
     for _ in range(5):
         house.clock.now += BETWEEN_S
         turn(house)
     assert (len(api.payments), balance(house)) == (2, "55.00")
-    page = browser.get(path(house)).text
+    page = words(browser.get(path(house)).text)
     assert "This month 50.00 of 60.00 USD is used." in page
-    assert "waits for the next month" in page
+    assert "waits until next month" in page
 
 
 @pytest.mark.parametrize("code", ["card_declined", "authentication_required"])
@@ -188,7 +188,7 @@ def test_a_refused_card_pauses_and_is_shown_and_told(house: House, api: StandIn,
     recharge, [attempt] = shown(house)
     assert (len(api.payments), attempt.state, recharge.state, balance(house)) == (1, "failed", "paused", "5.00")
     page = browser.get(path(house)).text
-    assert f"Recharging is paused: Your card was refused: {code}." in page
+    assert f"Automatic recharge is paused: Your card was refused: {code}." in page
     notices = house.ledger.run(ListNotices(house.account_id))
     assert {one.target for one in notices} == {"ada@example.org", "bill@example.org", "https://example.org/hook"}
     for one in notices:
@@ -365,5 +365,5 @@ def test_without_a_provider_there_is_nothing_to_turn_on(house: House, api: Stand
     assert submit(browser, page, f"{page}/recharge", **fields).status_code == 422
     assert submit(browser, page, f"{page}/recharge/resume").status_code == 422
     house.console.payments = None
-    assert "Recharging" not in browser.get(page).text
+    assert "recharge" not in browser.get(page).text
     assert submit(browser, "/console/profile", f"{page}/recharge", **fields).status_code == 404

@@ -6,6 +6,7 @@ import pyotp
 import pytest
 
 from serve_app.console.openid import OpenId
+from serve_app.console.passwords import STEP_S
 from serve_app.console.resealing import Resealing
 from serve_app.contracts.notices import CreateAlert
 from serve_app.contracts.sealed_secrets import ListSealed
@@ -16,7 +17,7 @@ from .conftest import CSRF, PASSWORD, SECRET, House, submit
 from .openid_provider import CLIENT, Provider
 from .openid_provider import SECRET as CLIENT_SECRET
 from .test_openid import leads_to
-from .test_sign_in import sign_in
+from .test_sign_in import sign_in, sign_in_with, turn_on_codes
 
 NEXT = b"the secret that follows it"
 OLD, BOTH, NEW = SecretKeys(SECRET), SecretKeys(NEXT, SECRET), SecretKeys(NEXT)
@@ -61,10 +62,8 @@ def test_a_sign_in_that_was_begun_before_ends_after(house: House) -> None:
 
 
 async def test_sealed_secrets_are_sealed_anew_and_open_when_the_secret_before_is_gone(house: House) -> None:
-    browser, secret = house.member(), pyotp.random_base32()
-    code = pyotp.TOTP(secret).at(house.clock.now)
-    on = submit(browser, "/console/profile", "/console/profile/totp", secret=secret, code=code, password=PASSWORD)
-    assert on.status_code == 303
+    secret, _ = turn_on_codes(house, house.member())
+    code = pyotp.TOTP(secret).at(house.clock.now + STEP_S)
     webhook = seal("whsec", OLD, of_webhooks(house.account_id))
     house.ledger.run(CreateAlert(house.account_id, "day", 1, "https://example.org", webhook))
     resealing = Resealing(house.console.books, BOTH)
@@ -74,7 +73,7 @@ async def test_sealed_secrets_are_sealed_anew_and_open_when_the_secret_before_is
     assert all(is_current(one.stored, BOTH, one.purpose) for one in listed)
     assert [unseal(one.stored, OLD, one.purpose) for one in listed] == [secret, "whsec"]  # by a console of before
     use(house, NEW)
-    assert sign_in(house, house.browser(), code=code).status_code == 303
+    assert sign_in_with(house, code).status_code == 303
 
 
 async def test_what_neither_secret_opens_is_left_as_it_is(house: House, caplog: pytest.LogCaptureFixture) -> None:

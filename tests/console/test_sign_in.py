@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import re
+
+import httpx
 import pyotp
 import pytest
+from starlette.testclient import TestClient
 
 from serve_app.console import passwords, web
-from serve_app.console.attempts import OF_EMAIL, OF_SIGNED_IN, WINDOW_S
-from serve_app.console.people_pages import MAX_WAITING
+from serve_app.console.attempts import OF_CODES, OF_EMAIL, OF_SIGNED_IN, WINDOW_S
+from serve_app.console.people_pages import HALF_S, MAX_WAITING
 from serve_app.contracts import people
 from serve_app.storage.sealing import SecretKeys
 
@@ -15,6 +20,7 @@ from .conftest import CSRF, PASSWORD, House, submit
 
 EMAIL = "ada@example.org"
 SIGN_IN = "/console/sign-in"
+CODES = "/console/profile/codes"
 
 
 def sign_in(house: House, browser, email: str = EMAIL, password: str = PASSWORD, **more: str):  # type: ignore[no-untyped-def]
@@ -67,7 +73,7 @@ def test_wrong_sign_ins_are_all_told_the_same(house: House) -> None:
         for email, password in ((EMAIL, "wrong"), ("nobody@example.org", PASSWORD))
     ]
     assert {page.status_code for page in pages} == {403}
-    assert all("E-mail, password or code is wrong." in page.text for page in pages)
+    assert all("E-mail or password is wrong." in page.text for page in pages)
 
 
 @pytest.mark.parametrize("trusted_proxies", [0, 1])
@@ -132,9 +138,8 @@ def test_forms_and_pages_of_a_person_have_a_rate_and_other_peoples_go_on(
 
 
 def test_a_person_whom_an_operator_has_reset_chooses_a_new_password_once(house: House) -> None:
-    browser, secret = house.member(), pyotp.random_base32()
-    code = pyotp.TOTP(secret).at(house.clock.now)
-    submit(browser, "/console/profile", "/console/profile/totp", secret=secret, code=code, password=PASSWORD)
+    browser = house.member()
+    turn_on_codes(house, browser)
     token = f"{'YWRhQGV4YW1wbGUub3Jn'}.{'t' * 43}"  # the address in base64url, without padding
     text = people.reset_text(token, house.clock.now + 3600)
     house.ledger.run(people.ResetPerson(EMAIL.upper(), text))
@@ -171,18 +176,102 @@ def test_nothing_in_a_request_says_where_sign_in_leads(house: House) -> None:
     assert answer.headers["location"] == "/console/"
 
 
+HALF = re.compile(r'name="half" value="([^"]+)"')
+RECOVERY = re.compile(r"[0-9a-z]{4}(?:-[0-9a-z]{4}){3}")
+
+
+def turn_on_codes(house: House, browser: TestClient) -> tuple[str, list[str]]:
+    """Turns one-time codes on. Returns the secret that the page shows, and the recovery codes."""
+    page = browser.get(CODES)
+    found = re.search(r'name="secret" value="([A-Z2-7]{32})"', page.text)
+    assert found is not None
+    fields = {"secret": found[1], "code": pyotp.TOTP(found[1]).at(house.clock.now), "password": PASSWORD}
+    made = submit(browser, CODES, CODES, **fields)
+    assert made.status_code == 200, made.text
+    return found[1], RECOVERY.findall(made.text)
+
+
+def sign_in_with(house: House, code: str, browser: TestClient | None = None) -> httpx.Response:
+    """Signs in with the password and then with a code."""
+    browser = browser or house.browser()
+    first = sign_in(house, browser)
+    half = HALF.search(first.text)
+    assert half is not None
+    assert first.status_code == 200
+    assert "console_session" not in browser.cookies
+    return submit(browser, SIGN_IN, SIGN_IN, half=html.unescape(half[1]), code=code)
+
+
 def test_with_codes_on_a_password_alone_does_not_open_and_no_code_opens_twice(house: House) -> None:
-    browser = house.member()
-    secret = pyotp.random_base32()
+    secret, _ = turn_on_codes(house, house.member())
+    house.clock.now += 3 * passwords.STEP_S
     code = pyotp.TOTP(secret).at(house.clock.now)
-    on = submit(browser, "/console/profile", "/console/profile/totp", secret=secret, code=code, password=PASSWORD)
-    assert on.status_code == 303
-    assert sign_in(house, house.browser()).status_code == 403
-    assert sign_in(house, house.browser(), code="ü").status_code == 403
-    assert sign_in(house, house.browser(), code=code).status_code == 303
-    assert sign_in(house, house.browser(), code=code).status_code == 403
+    for wrong in ("", "ü", "000000"):
+        assert sign_in_with(house, wrong).status_code == 403
+    assert sign_in_with(house, code).status_code == 303
+    assert sign_in_with(house, code).status_code == 403
     house.console.secret_keys = SecretKeys(b"another secret key")
-    assert sign_in(house, house.browser(), code=code).status_code == 503
+    house.clock.now += WINDOW_S
+    assert sign_in_with(house, code).status_code == 503
+
+
+@pytest.mark.parametrize(("drift", "is_good"), [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
+def test_a_phone_may_be_one_step_before_or_after_the_service(house: House, drift: int, is_good: bool) -> None:
+    secret, _ = turn_on_codes(house, house.member())
+    house.clock.now += 3 * passwords.STEP_S
+    code = pyotp.TOTP(secret).at(house.clock.now + drift * passwords.STEP_S)
+    assert sign_in_with(house, code).status_code == (303 if is_good else 403)
+
+
+def test_a_code_needs_a_right_password_in_the_same_browser_a_short_time_before(house: House) -> None:
+    secret, _ = turn_on_codes(house, house.member())
+
+    def code() -> str:
+        return pyotp.TOTP(secret).at(house.clock.now)
+
+    browser, other = house.browser(), house.browser()
+    half = HALF.search(sign_in(house, browser).text)
+    assert half is not None
+    stolen = {"half": html.unescape(half[1]), "code": code()}
+    assert submit(other, SIGN_IN, SIGN_IN, **stolen).status_code == 403
+    assert submit(browser, SIGN_IN, SIGN_IN, half="x", code=code()).status_code == 403
+    house.clock.now += HALF_S + 1
+    late = submit(browser, SIGN_IN, SIGN_IN, **stolen | {"code": code()})
+    assert (late.status_code, "took too long" in late.text) == (403, True)
+    assert sign_in_with(house, code()).status_code == 303
+
+
+def test_a_recovery_code_opens_once_and_they_are_shown_once(house: House) -> None:
+    browser = house.member()
+    _, codes = turn_on_codes(house, browser)
+    assert len(set(codes)) == 10
+    assert sign_in_with(house, codes[0].upper().replace("-", " ")).status_code == 303
+    assert sign_in_with(house, codes[0]).status_code == 403
+    profile = browser.get("/console/profile").text
+    assert "9 recovery codes" in profile
+    assert not RECOVERY.findall(profile)
+    renewed = submit(browser, "/console/profile", f"{CODES}/recovery", password=PASSWORD)
+    newer = RECOVERY.findall(renewed.text)
+    assert sign_in_with(house, codes[1]).status_code == 403
+    assert sign_in_with(house, newer[1]).status_code == 303
+    assert submit(browser, "/console/profile", f"{CODES}/recovery", password="wrong").status_code == 403
+
+
+def test_codes_are_few(house: House) -> None:
+    turn_on_codes(house, house.member())
+    answers = [sign_in_with(house, "000000").status_code for _ in range(OF_CODES + 1)]
+    assert answers == [403] * OF_CODES + [429]
+
+
+def test_the_secret_of_the_codes_is_a_picture_without_a_style_that_the_policy_refuses(house: House) -> None:
+    browser = house.member()
+    page = browser.get(CODES).text
+    assert "<svg" in page
+    assert " style=" not in page
+    fields = {"secret": "A" * 32, "code": "000000", "password": PASSWORD}
+    wrong = submit(browser, CODES, CODES, **fields)
+    assert (wrong.status_code, 'value="' + "A" * 32 in wrong.text) == (422, True), "the app keeps its entry"
+    assert submit(browser, CODES, CODES, **fields | {"password": "wrong"}).status_code == 403
 
 
 def test_a_new_password_ends_the_other_sessions(house: House) -> None:
@@ -204,8 +293,8 @@ def test_what_is_no_page_is_404_with_the_same_headers(house: House) -> None:
 
 
 def test_what_a_shared_cache_may_keep_sets_no_cookie(house: House) -> None:
-    for name in ("console.css", "playground.js", "copy.js"):
+    for name in ("console.css", "playground.js", "tabler.min.css", "brand.css"):
         answer = house.browser().get(f"/console/static/{name}")
-        assert answer.headers["cache-control"] == "max-age=3600"
+        assert answer.headers["cache-control"] == "no-cache"
         assert "set-cookie" not in answer.headers
     assert "set-cookie" in house.browser().get(SIGN_IN).headers

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from typing import Any
 
+import httpx
 import pytest
 
-from serve_app.api.doors import DOORS
-from serve_app.console.chart import HEIGHT, OTHERS, stacked
-from serve_app.contracts.books import Outcome
+from serve_app.console.date_range import chosen_range, preset
+from serve_app.console.usage_report import MAX_SERIES, OTHERS, Report, Sums
+from serve_app.contracts.books import Audit, Outcome
+from serve_app.contracts.commands import CreateKey
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.people import FindPerson
 from tests.accounting.books import COST, NOON, settlement
 
-from .conftest import PASSWORD, House, submit
+from .conftest import PASSWORD, House, submit, words
 
 DAY = 86400.0
 TODAY, YESTERDAY = "2026-06-01", "2026-05-31"
@@ -34,112 +37,175 @@ def use(house: House, *requests: str, at: float = NOON - 60, **changed: Any) -> 
 
 def cells(page: str) -> list[list[str]]:
     """The rows of a page's tables, as text."""
-    rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
-    return [[re.sub(r"<[^>]+>", "", one) for one in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.DOTALL)
+    return [[re.sub(r"<[^>]+>|\s+$", "", one) for one in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+def chart(page: str) -> dict[str, Any]:
+    found = re.search(r'id="usage-chart-data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def rows_of(answer: httpx.Response) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(answer.text)))
 
 
 def test_usage_is_shown_by_model_by_key_and_by_day(house: House) -> None:
     use(house, "r1", "r2")
     use(house, "r3", at=NOON - DAY, model="svc-coder")
     use(house, "old", at=NOON - 40 * DAY)
-    path = f"/console/accounts/{house.account_id}/usage"
-    browser = house.member()
-    rows = cells(browser.get(path).text)
+    path, browser = f"/console/accounts/{house.account_id}/usage", house.member()
+    page = browser.get(path).text
+    rows = cells(page)
     assert ["svc-chat", "2", "20", "4", "8", "0.000000092"] in rows
     assert ["svc-coder", "1", "10", "2", "4", "0.000000046"] in rows
-    assert rows.index([TODAY, "2", "28", "0.000000092"]) < rows.index([YESTERDAY, "1", "14", "0.000000046"])
-    by_key = browser.get(path, params={"by": "key", "of": "requests", "span": "90 days"}).text
+    assert ["Total", "3", "30", "6", "12", "0.000000138"] in rows
+    first, second = ([day, *figures] for day, *figures in ((TODAY, "2"), (YESTERDAY, "1")))
+    assert [row[:2] for row in rows if row[0][:4] == "2026"][-2:] == [first, second], "the newest day first"
+    assert f'/requests?range=custom&amp;from={YESTERDAY}&amp;to={YESTERDAY}"' in page
+    by_key = browser.get(path, params={"by": "key", "of": "requests", "range": "90d"}).text
     assert ["key of old", "1", "10", "2", "4", "0.000000046"] in cells(by_key)
-    assert by_key.count("<rect class") == 3 + 3  # bars, and the legend
-    assert "The highest bar is 2 requests" in by_key
+    data = chart(by_key)
+    assert (len(data["labels"]), data["unit"], data["stacked"]) == (90, "requests", True)
+    assert {one["name"]: sum(one["values"]) for one in data["series"]} == {
+        "key of r1": 2,
+        "key of r3": 1,
+        "key of old": 1,
+    }
     for wrong in ("8", "-1", "", "<script>", "30' --"):
-        assert browser.get(path, params={"span": wrong, "by": wrong, "of": wrong}).status_code == 200
+        assert browser.get(path, params={"range": wrong, "by": wrong, "of": wrong}).status_code == 200
 
 
-@pytest.mark.parametrize("span", ["30 days", "24 hours"])
-def test_usage_by_tag_counts_a_key_in_each_and_days_count_it_once(house: House, span: str) -> None:
+@pytest.mark.parametrize("span", ["30d", "24h"])
+def test_usage_by_tag_counts_a_key_in_each_and_the_total_counts_it_once(house: House, span: str) -> None:
     house.ledger.update_key(use(house, "r1", "r2"), tags=["a", "b"])
     house.ledger.update_key(use(house, "r3"), tags=["b"])
     use(house, "r4")
     path, browser = f"/console/accounts/{house.account_id}/usage", house.member()
-    page = browser.get(path, params={"span": span, "by": "tag", "of": "requests"}).text
+    page = browser.get(path, params={"range": span, "by": "tag", "of": "requests"}).text
     rows = cells(page)
-    for name, requests in {"a": 2, "b": 3, "no tag": 1}.items():
+    for name, requests in {"a": 2, "b": 3, "No tag": 1, "Total": 4}.items():
         assert [row[1] for row in rows if row[0] == name] == [str(requests)], name
-    moment = f"{TODAY} 11:00" if span == "24 hours" else TODAY
-    assert [moment, "4", "56", "0.000000184"] in rows
-    assert "The highest bar is 6 requests" in page
-    assert page.count("<title>2026-06-01") == 3
-    assert ", no tag</title>" in page
+    moment = f"{TODAY} 11:00" if span == "24h" else TODAY
+    assert [row[1] for row in rows if row[0] == moment][-1] == "4"
+    assert {one["name"]: sum(one["values"]) for one in chart(page)["series"]} == {"a": 2, "b": 3, "No tag": 1}
     assert "counts in each of them" in page
     assert "counts in each of them" not in browser.get(path).text
 
 
-def test_the_last_day_is_shown_by_hour(house: House) -> None:
+def test_short_ranges_are_shown_by_hour_with_failures_and_durations(house: House) -> None:
     use(house, "r1", "r2")
-    use(house, "r3", at=NOON - 3600, model="svc-coder")  # the first moment of its hour
+    use(house, "r3", at=NOON - 3600, model="svc-coder", outcome=Outcome.FAILED)  # the first moment of its hour
     use(house, "r4", at=NOON - 23 * 3600)
     use(house, "r5", at=NOON - 24 * 3600)
     path, browser = f"/console/accounts/{house.account_id}/usage", house.member()
-    page = browser.get(path, params={"span": "24 hours", "of": "requests"}).text
-    rows = cells(page)
-    assert [row for row in rows if ":00" in row[0]] == [
-        [f"{TODAY} 11:00", "3", "42", "0.000000138"],
-        [f"{YESTERDAY} 13:00", "1", "14", "0.000000046"],
-    ]
-    assert ["svc-chat", "3", "30", "6", "12", "0.000000138"] in rows
-    assert f'/requests?day={YESTERDAY}">' in page
-    assert "for each hour of 24" in page
-    by_key = cells(browser.get(path, params={"span": "24 hours", "by": "key"}).text)
-    assert ["key of r3", "1", "10", "2", "4", "0.000000046"] in by_key
+    page = browser.get(path, params={"range": "24h", "of": "errors"}).text
+    assert ["svc-chat", "3", "0", "2.50", "30", "6", "12", "0.000000138"] in cells(page)
+    assert ["svc-coder", "1", "1", "2.50", "10", "2", "4", "0.00"] in cells(page)
+    hours = [row[:3] for row in cells(page) if row[0].endswith(":00") and len(row) == 8]
+    assert hours == [[f"{TODAY} 11:00", "3", "1"], [f"{YESTERDAY} 13:00", "1", "0"]]
+    assert len(chart(page)["labels"]) == 24
+    custom = {"range": "custom", "from": YESTERDAY, "to": TODAY, "by": "status", "of": "latency"}
+    page = browser.get(path, params=custom).text
+    data = chart(page)
+    assert (len(data["labels"]), data["type"], data["stacked"]) == (48, "line", False)
+    values = {one["name"]: set(one["values"]) for one in data["series"]}
+    assert values == {"Completed": {None, 2.5}, "Failed": {None, 2.5}}
 
 
-def test_single_requests_of_a_day_go_page_by_page(house: House) -> None:
-    use(house, *[f"r{number:03d}" for number in range(150)])
-    use(house, "failed", outcome=Outcome.FAILED, completion_tokens=0, at=NOON - DAY)
-    path, browser = f"/console/accounts/{house.account_id}/requests", house.member(role="billing")
-    first = browser.get(path, params={"day": TODAY}).text
-    rows = cells(first)[1:]
-    assert len(rows) == 100
-    assert rows[0] == [
-        "11:59:00",
-        "",
-        "svc-chat",
-        "key of r000",
-        "10",
-        "2",
-        "4",
-        "2.5",
-        "completed",
-        "0.000000046",
-        "r000",
-    ]
-    later = re.search(r'href="(\?day=[^"]+)"', first)
-    assert later is not None
-    rest = browser.get(path + later[1].replace("&amp;", "&")).text
-    assert [row[-1] for row in cells(rest)[1:]] == [f"r{number:03d}" for number in range(100, 150)]
-    assert "failed" in browser.get(path, params={"day": YESTERDAY}).text
-    use(house, *(f"{door.id_prefix}1" for door in DOORS), at=NOON - DAY)
-    shown = {row[-1]: row[1] for row in cells(browser.get(path, params={"day": YESTERDAY}).text)[1:]}
-    assert shown == {"failed": ""} | {f"{door.id_prefix}1": door.path for door in DOORS}
-    assert browser.get(path, params={"day": TODAY, "after": "nowhere"}).status_code == 422
-    for wrong in ("2026-06-31", "2026-6-1", "9999-12-31", "today", "2026-06-01T00:00"):
-        assert browser.get(path, params={"day": wrong}).status_code == 404, wrong
+def test_usage_by_member_counts_for_the_member_who_created_the_key(house: House) -> None:
+    owner, path = house.member(), f"/console/accounts/{house.account_id}"
+    submit(owner, f"{path}/keys", f"{path}/keys", name="laptop")
+    [made] = house.ledger.list_keys(house.account_id)
+    house.ledger.settle([settlement("r1", house.account_id, made.key_id, started_at=NOON - 5, finished_at=NOON - 1)])
+    use(house, "r2")
+    create = CreateKey(house.account_id, "theirs", "d" * 64, "sk-…", audit=Audit("operator@example.com"))
+    key_id = house.ledger.run(create).key_id
+    house.ledger.settle([settlement("r3", house.account_id, key_id, started_at=NOON - 5, finished_at=NOON - 1)])
+    page = owner.get(f"{path}/usage", params={"by": "member"}).text
+    assert {row[0] for row in cells(page) if row[1] == "1"} >= {"ada@example.org", "Unknown", "Not a member"}
+    assert "operator@example.com" not in page
 
 
-def test_a_month_is_a_file_of_all_its_requests(house: House) -> None:
-    use(house, *[f"r{number:04d}" for number in range(1_001)])
-    use(house, "may", at=NOON - DAY)
-    house.ledger.create_account("Bob's")
+@pytest.mark.parametrize(
+    ("first", "last", "problem"),
+    [
+        ("2026-06-02", "2026-06-01", "after the last"),
+        ("2024-01-01", "2026-06-01", "longer than 366 days"),
+        ("2026-06-31", "2026-06-01", "not a date"),
+        ("<script>", "", "YYYY-MM-DD"),
+    ],
+)
+def test_wrong_dates_are_told_at_their_fields_which_keep_them(
+    house: House, first: str, last: str, problem: str
+) -> None:
+    browser, path = house.member(), f"/console/accounts/{house.account_id}"
+    for page in ("usage", "requests"):
+        query = {"range": "custom", "from": first, "to": last}
+        answer = browser.get(f"{path}/{page}", params=query)
+        assert (answer.status_code, problem in answer.text) == (200, True)
+        assert f'value="{first}"' in answer.text or "&lt;script&gt;" in answer.text
+        assert browser.get(f"{path}/{page}.csv", params=query).status_code == 422
+
+
+def test_a_range_with_too_many_requests_is_told_at_its_field(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.accounting.usage.MAX_SUMMED", 1)
+    use(house, "r1", "r2")
     path, browser = f"/console/accounts/{house.account_id}/usage", house.member()
-    answer = browser.get(f"{path}/2026-06.csv")
-    rows = list(csv.DictReader(io.StringIO(answer.text)))
-    assert [row["request_id"] for row in rows] == [f"r{number:04d}" for number in range(1_001)]
-    assert {row["charged"] for row in rows} == {"0.000000046"}
-    assert 'filename="usage-2026-06.csv"' in answer.headers["content-disposition"]
+    for query, is_told in ({"range": "24h"}, True), ({"of": "errors"}, True), ({}, False):
+        page = browser.get(path, params=query)
+        assert (page.status_code, "choose a shorter range." in page.text) == (200, is_told), query
+        assert browser.get(f"{path}.csv", params=query).status_code == (422 if is_told else 200)
+
+
+@pytest.mark.parametrize("query", [{"by": "key"}, {"by": "tag", "range": "24h"}, {"by": "status", "of": "errors"}])
+def test_the_file_of_usage_has_what_the_page_shows(house: House, query: dict[str, str]) -> None:
+    use(house, "r1", "r2")
+    use(house, "r3", at=NOON - 3700, model="svc-coder")
+    path, browser = f"/console/accounts/{house.account_id}/usage", house.member()
+    page = browser.get(path, params=query).text
+    link = re.search(r'href="(/console[^"]*usage\.csv[^"]*)"', page)
+    assert link is not None
+    answer = browser.get(link[1].replace("&amp;", "&"))
     assert answer.headers["content-type"].startswith("text/csv")
-    assert len(browser.get(f"{path}/2026-05.csv").text.splitlines()) == 2
-    assert browser.get(f"{path}/2026-13.csv").status_code == 404
+    assert f"-by-{query['by']}.csv" in answer.headers["content-disposition"]
+    found = rows_of(answer)
+    sums: dict[str, int] = {}
+    for row in found:
+        sums[row[query["by"]]] = sums.get(row[query["by"]], 0) + int(row["requests"])
+    assert sums == {row[0]: int(row[1]) for row in cells(page) if row[0] in sums}
+    assert sum(sums.values()) == 3
+    assert {row["charged"] for row in found} <= {"0.000000092", "0.000000046", "0.000000138"}
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 40])
+def test_a_chart_stacks_all_values_of_a_day_and_joins_the_smallest(count: int) -> None:
+    when = preset("7d", NOON)
+    found = {(TODAY, f"m{number:02d}"): Sums(requests=number + 1) for number in range(count)}
+    made = Report(when, "model", "requests", found, {TODAY: Sums(requests=1)}, {}, False)
+    names = [name for name, _ in made.series]
+    assert names[0] == f"m{count - 1:02d}", "the largest first"
+    assert len(names) == min(count, MAX_SERIES + 1)
+    assert (OTHERS in names) == (count > MAX_SERIES + 1)
+    assert sum(values[-1] or 0 for _, values in made.series) == sum(range(1, count + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last", "unit"),
+    [
+        ("7d", "2026-05-26", TODAY, "day"),
+        ("24h", f"{YESTERDAY}T13", f"{TODAY}T12", "hour"),
+        ("month", TODAY, TODAY, "day"),
+        ("last-month", "2026-05-01", "2026-05-31", "day"),
+    ],
+)
+def test_a_preset_ends_now_or_with_its_month(name: str, first: str, last: str, unit: str) -> None:
+    when = chosen_range({"range": name}, NOON)
+    assert (when.moments[0], when.moments[-1], when.unit) == (first, last, unit)
+    assert when.begins < when.ends
+    assert when.query == {"range": name}
 
 
 def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> None:
@@ -148,9 +214,11 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     path, browser = f"/console/accounts/{house.account_id}", house.member(role="billing")
     billing = browser.get(f"{path}/billing").text
     assert "&lt;b&gt;welcome&lt;/b&gt;" in billing
-    assert "0.999999908 of 1.00 is left, expires 2026-06-06 12:00 UTC" in billing
+    for exact in ("0.999999908 USD", "1.00 USD", "2026-06-06 12:00:00 UTC"):
+        assert f'title="{exact}"' in billing
     assert f'href="{path}/statements/2026-06"' in billing
     rows = cells(browser.get(f"{path}/statements/2026-06").text)
+    assert rows.pop(0) == ["Entry", "Details", "Amount (USD)"]
     assert rows[0] == ["Balance before", "", "0.00"]
     assert [row[0] for row in rows[1:-1]] == ["Payment", "Credit given", "Usage of svc-chat"]
     assert rows[-2][2] == "-0.000000092"
@@ -171,10 +239,10 @@ def test_an_owner_invites_a_member_who_then_sees_what_members_see(house: House) 
     person = house.ledger.run(FindPerson("bob@example.org"))
     assert person is not None
     assert dict(person.roles) == {house.account_id: "member"}
-    sections = re.findall(rf'href="{path}([^"]*)">(\w+)<', browser.get(path).text)
-    expected = {"": "Overview", "/playground": "Playground", "/keys": "Keys", "/usage": "Usage", "/docs": "Docs"}
-    assert dict(sections) == expected
-    assert "bob@example.org, member, without one-time codes" in owner.get(f"{path}/members").text
+    entry = rf'class="nav-link" href="{path}([^"]*)".*?class="nav-link-title">([^<]+)<'
+    expected = {"": "Overview", "/playground": "Playground", "/keys": "API keys", "/usage": "Usage"}
+    assert dict(re.findall(entry, browser.get(path).text)) == expected | {"/requests": "Requests"}
+    assert "bob@example.org Member Off" in words(owner.get(f"{path}/members").text)
     assert submit(owner, f"{path}/members", f"{path}/members", email="bob@example.org", role="owner").status_code == 422
     assert submit(owner, f"{path}/members", f"{path}/members", email="c@example.org", role="king").status_code == 422
 
@@ -191,14 +259,3 @@ def test_an_invitation_is_revoked_by_its_own_account_alone(house: House) -> None
     assert house.browser().get(link).status_code == 200
     assert submit(owner, path, f"{path}/invitations/{found[1]}/revoke").status_code == 303
     assert house.browser().get(link).status_code == 404
-
-
-@pytest.mark.parametrize("count", [1, 5, 6, 40])
-def test_a_chart_stacks_all_values_of_a_day_and_joins_the_smallest(count: int) -> None:
-    values = {("d2", f"m{number}"): number + 1 for number in range(count)} | {("d0", "m0"): 99}
-    chart = stacked(["d1", "d2"], values)
-    assert len(chart.names) == min(count, 6)
-    assert (OTHERS in chart.names) == (count > 5)
-    assert sum(bar.height for bar in chart.bars) == pytest.approx(HEIGHT)
-    assert chart.most == sum(range(1, count + 1))
-    assert min(bar.y for bar in chart.bars) == pytest.approx(0)

@@ -162,11 +162,12 @@ def test_an_unknown_key_does_not_hide_other_problems() -> None:
     ],
 )
 def test_a_console_has_one_process_and_its_own_settings(console: dict[str, Any], problem: str) -> None:
-    base = {"name": "console", "route_prefix": "/console", "import_path": "deployments.apps:console"}
-    config = {**GOOD, "applications": [*GOOD["applications"], base | console]}
+    *others, base = GOOD["applications"]
+    assert base["name"] == "console"
+    config = {**GOOD, "applications": [*others, base | console]}
     [found] = strict_config.find_problems(config)
     assert problem in found
-    assert not strict_config.find_problems({**GOOD, "applications": [*GOOD["applications"], base]})
+    assert not strict_config.find_problems(GOOD)
 
 
 @pytest.mark.parametrize(

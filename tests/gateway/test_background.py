@@ -14,6 +14,7 @@ from serve_app.contracts.books import RESPONSE_LOST_S
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started, TokenLogprob
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway import background, responses_endpoint
+from serve_app.gateway.responses_endpoint import Run
 from tests.gateway.connections import Call
 from tests.gateway.world import World, price, says, settled, until
 
@@ -268,8 +269,16 @@ async def test_a_cut_reply_is_incomplete(world: World, ask: Callable[..., Any]) 
 
 
 async def test_a_cancellation_that_comes_while_the_reply_is_settled_is_too_late(
-    world: World, ask: Callable[..., Any]
+    world: World, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ended: list[str] = []  # statuses with which the run ends its response apart from the settlement
+    end = Run._end
+
+    async def noted(run: Run, status: str, *rest: Any) -> None:
+        ended.append(status)
+        await end(run, status, *rest)
+
+    monkeypatch.setattr(Run, "_end", noted)
     gate = world.accounting.wire_settle.hold["*"] = asyncio.Event()
     response_id = (await begun(world)).json["id"]
     await world.accounting.wire_settle.seen("*").wait()
@@ -278,5 +287,7 @@ async def test_a_cancellation_that_comes_while_the_reply_is_settled_is_too_late(
     await until(run.cancelling)
     gate.set()
     answer = (await cancelling).json()
+    await asyncio.wait([run])
+    assert ended == []
     assert (answer["status"], answer["output"][0]["status"]) == ("completed", "completed")
     await settled(world, requests=1, spent=price(10, 2))

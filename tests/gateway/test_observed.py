@@ -85,7 +85,7 @@ async def test_a_served_request(world: World) -> None:
         "status": 200, "outcome": "completed", "finish_reason": "stop", "replica": "replica-a", "model": "svc-chat",
         "backend": "fake",
     }  # fmt: skip
-    assert line["account"] == world.account_id
+    assert (line["account"], line["reason"]) == (world.account_id, None)
     assert line["request_id"].removeprefix("chatcmpl-") == line["trace_id"] == call.headers["x-trace-id"]
     for name in ("admit_ms", "queue_ms", "prefill_ms", "decode_ms", "settle_ms", "first_token_ms", "total_ms"):
         assert line[name] >= 0, name
@@ -111,6 +111,8 @@ async def test_a_refused_request_names_its_account_and_what_it_wanted(world: Wor
     record = await reported(world)
     line = log_line(record)
     assert (line["status"], line["code"], line["account"]) == (429, "requests", world.account_id)
+    assert line["reason"] == call.json["error"]["message"]
+    assert line["reason"].startswith("Requests per minute: the limit is 1 and 1 are in use.")
     assert (line["outcome"], line["price"], line["queue_ms"]) == (None, "0.00", None)
     assert call.headers["x-trace-id"] == line["trace_id"]
     found = counted(world, record)
@@ -132,6 +134,8 @@ async def test_a_request_that_is_refused_before_it_is_admitted(
     record = await reported(world)
     assert (call.status, record.status, record.model, record.backend) == (status, status, "none", "none")
     assert bool(record.account_id) is known
+    # What may quote the request is not logged.
+    assert log_line(record)["reason"] == (call.json["error"]["message"] if status == 401 else None)
     assert counted(world, record).of(metrics.REFUSALS) == [(("none", record.code), 1)]
 
 

@@ -90,7 +90,9 @@ def test_what_is_no_address_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         driver_environment(tmp_path / "home", tmp_path, free_port())
 
 
-def test_the_numbers_of_lanes_reach_haproxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_of_lanes_reach_haproxy_and_it_logs_no_path_with_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SERVE_APP_LANES", "at_once=7 delay_ms=20")
     wrapper = driver_environment(tmp_path / "home", tmp_path, free_port())["RAY_SERVE_HAPROXY_BINARY_PATH"]
     file = tmp_path / "haproxy.cfg"
@@ -99,6 +101,7 @@ def test_the_numbers_of_lanes_reach_haproxy(tmp_path: Path, monkeypatch: pytest.
     subprocess.run(["sh", "-c", command, "haproxy", "-db", "-f", str(file)], check=True)
     assert " maxconn 7 " in file.read_text()
     assert " inspect-delay 20ms" in file.read_text()
+    assert " set-log-level silent if { path_sub /first/ /invitations/ /reset/ /sign-up/ }" in file.read_text()
 
 
 def test_a_wrong_number_of_lanes_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

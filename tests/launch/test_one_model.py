@@ -192,7 +192,8 @@ def test_the_configuration_is_config_yaml_with_one_backend(there: Machine) -> No
     choice = choose(facts("qwen2.5-7b"), there)
     config = one_model.configuration(CONFIG, choice)
     assert strict_config.find_problems(config) == []
-    gateway, backend = config["applications"]
+    gateway, console, backend = config["applications"]
+    assert console == CONFIG["applications"][-1]
     models = gateway["deployments"][0]["user_config"]["models"]
     before = CONFIG["applications"][0]["deployments"][0]["user_config"]["models"]
     assert models.keys() == before.keys()

@@ -18,10 +18,11 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.webdriver.support.ui import Select, WebDriverWait
 from standardwebhooks import Webhook
 
 from serve_app.console.app import PAGES
+from serve_app.settings import BrandSettings
 from tests.console.webhook_receiver import Receiver
 from tests.service.conftest import STRIPE_SECRET
 from tests.service.harness import FRANCE, Account, Service, until
@@ -34,14 +35,48 @@ pytestmark = [
 ]
 PATIENCE_S = 60
 PASSWORD = "correct horse battery"
+PRODUCT = BrandSettings().name
 WIDTHS = (360, 1440)
+HEIGHT = 900
 #: A folder for pictures of the console, which README.md shows: `make pictures` names it.
 PICTURES = os.environ.get("SERVE_APP_PICTURES")
 AXE = Path(__file__).parents[1] / "clients/node/node_modules/axe-core/axe.min.js"
+#: Whether an element shows that it has the focus.
+SHOWS_FOCUS = """
+const [one] = arguments;
+const look = () => {
+  const style = getComputedStyle(one);
+  return [style.outlineStyle, style.boxShadow, style.borderColor, style.backgroundColor].join();
+};
+const focused = look();
+one.blur();
+const blurred = look();
+one.focus();
+return focused !== blurred;
+"""
 RUN_AXE = """;
 const done = arguments[arguments.length - 1];
 axe.run().then((result) => done(result.violations.filter((one) => ["serious", "critical"].includes(one.impact))
     .map((one) => `${one.id}: ${one.nodes.map((node) => node.html).join(" ")}`)), (error) => done([String(error)]));
+"""
+
+#: What a model may say: orders to htmx and to our scripts, parts of forms, and a cover over the page.
+HOSTILE = """<div data-hx-post="/x" data-hx-trigger="load" hx-get="/y" id="csrf" class="position-fixed">a</div>
+<textarea name="prompt" data-parameter="tools"></textarea><select></select><span class="copy" data-copy="x">b</span>
+
+|c|
+|-|
+|<b>d</b>|
+"""
+FITS = "return innerWidth === arguments[0] && document.documentElement.scrollWidth <= innerWidth"
+SHOW_MARKDOWN = """
+const [text, done] = arguments, source = document.querySelector("script[type=module]").src;
+import(source.replace("playground.js", "playground-markdown.js")).then((module) => {
+  const place = document.createElement("div");
+  module.showMarkdown(place, text);
+  for (const table of place.querySelectorAll("table")) table.removeAttribute("class");
+  done([...place.querySelectorAll("*")].flatMap((one) => [one.localName, ...one.getAttributeNames()]));
+});
 """
 
 
@@ -60,21 +95,45 @@ def receiver() -> Iterator[Receiver]:
 def browser(tmp_path: Path) -> Iterator[Chrome]:
     options = ChromeOptions()
     options.binary_location = BROWSER or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"):
+    arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-prefers-reduced-motion"]
+    for argument in (*arguments, f"--user-data-dir={tmp_path}"):
         options.add_argument(argument)
     chrome = Chrome(options=options, service=ChromeService(DRIVER))
+    widen(chrome, WIDTHS[-1])
     yield chrome
     chrome.quit()
 
 
+def widen(browser: Chrome, width: int) -> None:
+    """Sets the width of the page: a window has a least one, which is wider than a phone."""
+    size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def press(browser: Chrome, label: str) -> None:
+    """Presses the button that is shown with this text."""
+    found = browser.find_elements(By.XPATH, f'//button[normalize-space()="{label}"]')
+    next(one for one in found if one.is_displayed()).click()
+
+
 def fill(browser: Chrome, **fields: str) -> None:
-    """Types into a form by the names of its fields, and sends it."""
-    for name, text in fields.items():
-        browser.find_element(By.NAME, name).send_keys(text)
-    browser.find_element(By.CSS_SELECTOR, "form.stack button").click()
+    """Types into the shown form by the names of its fields, and sends it."""
+    shown = [one for name in fields for one in browser.find_elements(By.NAME, name) if one.is_displayed()]
+    for field, text in zip(shown, fields.values(), strict=True):
+        field.send_keys(text)
+    shown[0].find_element(By.XPATH, "ancestor::form//button[not(@type='button')]").click()
+
+
+def confirm(browser: Chrome, typed: str = "") -> None:
+    """Answers the dialog that asks before something is done."""
+    dialog = browser.find_element(By.CSS_SELECTOR, "dialog[open]")
+    if typed:
+        dialog.find_element(By.NAME, "typed").send_keys(typed)
+    dialog.find_element(By.CSS_SELECTOR, ".modal-footer button:not([type=button])").click()
 
 
 def titled(browser: Chrome, title: str) -> None:
+    title = f"{title} · {PRODUCT}"
     try:
         WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title == title)
     except TimeoutException:
@@ -82,16 +141,29 @@ def titled(browser: Chrome, title: str) -> None:
         raise AssertionError(f"waited for {title}, and there is {browser.title}: {text[:500]}") from None
 
 
+def enter(browser: Chrome, section: str, title: str = "") -> None:
+    """Opens a page from the navigation."""
+    browser.find_element(By.XPATH, f"//aside//a[normalize-space()='{section}']").click()
+    titled(browser, title or section)
+
+
+def sign_out(browser: Chrome) -> None:
+    browser.find_element(By.CSS_SELECTOR, "[aria-label='Your profile']").click()
+    press(browser, "Sign out")
+    titled(browser, "Sign in")
+
+
 def shown(browser: Chrome) -> dict[str, str]:
     """The figures of the overview."""
-    names, values = (browser.find_elements(By.TAG_NAME, tag) for tag in ("dt", "dd"))
-    return {name.text: value.text for name, value in zip(names, values, strict=True)}
+    tiles = browser.find_elements(By.CLASS_NAME, "tile")
+    parts = ([tile.find_element(By.CSS_SELECTOR, part) for part in (".subheader", ".h1")] for tile in tiles)
+    return {name.get_attribute("textContent"): value.text for name, value in parts}
 
 
 def picture(browser: Chrome, name: str) -> None:
     if PICTURES is not None:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        browser.set_window_size(1100, 800)
+        widen(browser, WIDTHS[-1])
         browser.execute_script("scrollTo(0, 0)")
         browser.save_screenshot(str(Path(PICTURES) / f"{name}.png"))
 
@@ -115,22 +187,33 @@ def tab_to(browser: Chrome, wanted: WebElement) -> None:
         ActionChains(browser).send_keys(Keys.TAB).perform()
         here = browser.switch_to.active_element
         if here.tag_name != "body":
-            assert here.value_of_css_property("outline-style") != "none", here.get_attribute("outerHTML")
+            assert browser.execute_script(SHOWS_FOCUS, here), here.get_attribute("outerHTML")
         if here == wanted:
             return
     raise AssertionError(f"the keyboard does not reach {wanted.get_attribute('outerHTML')}")
 
 
+def expect_no_error(browser: Chrome) -> None:
+    severe = [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert severe == [], browser.title
+
+
 def expect_usable(browser: Chrome) -> None:
-    """No overflow on a phone and on a desk, no serious violation of axe-core in light and dark, a small page."""
+    """No error in the browser's log, no overflow on a phone and on a desk, no serious violation of axe-core in light
+    and dark, a small page.
+    """
+    expect_no_error(browser)
     for width in WIDTHS:
-        browser.set_window_size(width, 900)
-        inner, wide = browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]")
-        assert wide <= inner, (browser.title, width)
-    assert len(browser.page_source) < 100_000
+        widen(browser, width)
+        # A chart takes its new width a moment later.
+        until(lambda wanted=width: browser.execute_script(FITS, wanted))
+    sent = browser.execute_script("return performance.getEntriesByType('navigation')[0].decodedBodySize")
+    assert 0 < sent < 100_000, (browser.title, sent)
+    page = browser.find_element(By.TAG_NAME, "html")
     for scheme in ("light", "dark") if AXE.exists() else ():
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        until(lambda wanted=scheme: page.get_attribute("data-bs-theme") in (wanted, None))
         found = browser.execute_async_script(AXE.read_text(encoding="utf-8") + RUN_AXE)
         assert found == [], (browser.title, scheme)
 
@@ -142,26 +225,29 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     link = service.cli("people", "invite", "ada@example.org", account.id)["link"]
     assert link.startswith(f"{service.base_url}/console/invitations/")
     browser.get(link)
+    titled(browser, "Join Ada's")
     expect_usable(browser)
     fill(browser, name="Ada", new_password=PASSWORD)
-    titled(browser, "Ada's")
-    assert shown(browser)["Requests today"] == "0"
+    titled(browser, "Overview")
+    assert "Ada's" in browser.find_element(By.CLASS_NAME, "account-switcher").text
+    assert shown(browser)["Requests"] == "0"
     expect_usable(browser)
-    browser.find_element(By.LINK_TEXT, "Keys").click()
-    titled(browser, "Keys")
-    assert "svc-chat" in browser.page_source
+    enter(browser, "API keys")
+    press(browser, "Create key")
+    assert "svc-chat" in browser.find_element(By.ID, "new-key").text
     expect_usable(browser)
     fill(browser, name="laptop")
     titled(browser, "Your new key")
     expect_usable(browser)
-    assert len(browser.find_elements(By.XPATH, "//pre/following-sibling::button[text()='Copy']")) == 4
+    assert len(browser.find_elements(By.XPATH, "//pre/following-sibling::button[normalize-space()='Copy']")) == 4
     origin = {"origin": service.base_url, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     browser.execute_cdp_cmd("Browser.grantPermissions", origin)
-    browser.find_element(By.XPATH, "//button[text()='Copy']").click()
-    WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.find_elements(By.XPATH, "//button[text()='Copied']"))
+    press(browser, "Copy")
+    until(lambda: browser.find_element(By.ID, "toasts").text == "Copied")
     key = browser.find_element(By.ID, "key").text
     assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == key
-    base = re.search(r'base_url="([^"]+)"', browser.find_element(By.TAG_NAME, "body").text)
+    press(browser, "Python")
+    base = re.search(r'base_url="([^"]+)"', browser.find_element(By.ID, "snippet-python").text)
     assert base is not None
     stream = service.client(key, base_url=base[1]).chat.completions.create(
         model="svc-chat", messages=FRANCE, max_tokens=4, stream=True, stream_options={"include_usage": True}
@@ -169,10 +255,13 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     usage = [chunk.usage for chunk in stream][-1]
     assert usage is not None
     account.settled(1)
-    browser.find_element(By.LINK_TEXT, "Playground").click()
-    titled(browser, "Playground")
+    enter(browser, "Playground")
+    until(lambda: "per million tokens" in browser.find_element(By.ID, "offer0").text)
     expect_usable(browser)
     browser.find_element(By.NAME, "second").click()
+    Select(browser.find_element(By.NAME, "model1")).select_by_visible_text("svc-chat")
+    for group in ("Length", "Token probabilities"):
+        browser.find_element(By.XPATH, f"//summary[text()='{group}']").click()
     browser.find_element(By.NAME, "logprobs").click()
     browser.find_element(By.NAME, "temperature").send_keys("0")
     browser.find_element(By.NAME, "max_tokens").send_keys("5")
@@ -184,34 +273,40 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
 
     until(lambda: len(told()) == 2)
     assert len(browser.find_elements(By.CSS_SELECTOR, ".assistant span[title*='%']")) == 10
-    browser.find_element(By.CSS_SELECTOR, "#code summary").click()
+    browser.refresh()
+    until(lambda: len(told()) == 2)  # the conversation stays
+    press(browser, "View code")
     until(lambda: "Is it true?" in browser.find_element(By.ID, "python").text)
-    assert '"logprobs": True' in browser.find_element(By.ID, "python").text
+    assert "logprobs=True" in browser.find_element(By.ID, "python").text
     expect_usable(browser)
-    browser.find_element(By.CSS_SELECTOR, "#code summary").click()
+    browser.find_element(By.CSS_SELECTOR, "#code .btn-close").click()
+    left = set(browser.execute_async_script(SHOW_MARKDOWN, HOSTILE))
+    assert left == {"table", "thead", "tbody", "tr", "th", "td"}
     picture(browser, "playground")
-    severe = [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-    assert [message for message in severe if "favicon" not in message] == []
-    browser.find_element(By.LINK_TEXT, "Overview").click()
-    titled(browser, "Ada's")
+    enter(browser, "Overview")
     figures = shown(browser)
-    assert figures["Requests today"] == "3"
+    assert figures["Requests"] == "3"
+    assert int(figures["Tokens"].replace(",", "")) > usage.total_tokens
+    expect_usable(browser)
     picture(browser, "overview")
-    assert int(figures["Tokens today"]) > usage.total_tokens
-    browser.find_element(By.LINK_TEXT, "Usage").click()
-    titled(browser, "Usage")
-    assert len(browser.find_elements(By.CSS_SELECTOR, "figure > svg > rect")) == 1
-    assert browser.execute_script("return getComputedStyle(document.querySelector('rect')).fill") != "rgb(0, 0, 0)"
+    enter(browser, "Usage")
+    assert browser.execute_script("return Chart.getChart('usage-chart').data.datasets.length") == 1
     expect_usable(browser)
     picture(browser, "usage")
-    browser.find_element(By.CSS_SELECTOR, "table a").click()
-    WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title.startswith("Requests of "))
+    browser.find_element(By.CSS_SELECTOR, "details.folded summary").click()
+    browser.find_element(By.CSS_SELECTOR, "details.folded table a").click()
+    titled(browser, "Requests")
     assert str(usage.prompt_tokens) in [cell.text for cell in browser.find_elements(By.TAG_NAME, "td")]
     expect_usable(browser)
+    picture(browser, "requests")
+    browser.find_element(By.CSS_SELECTOR, "td a").click()
+    titled(browser, "Request")
+    assert "Generation" in browser.find_element(By.CSS_SELECTOR, ".timeline").text
+    expect_usable(browser)
     for section in ("Billing", "Members", "Alerts"):
-        browser.find_element(By.LINK_TEXT, section).click()
-        titled(browser, section)
+        enter(browser, section)
         expect_usable(browser)
+    press(browser, "Create alert")
     fill(browser, threshold="6", target=receiver.url)  # of a balance below 5
     titled(browser, "The webhook's secret")
     expect_usable(browser)
@@ -222,88 +317,114 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     before = account.nano
     pay(service, account.id, 2_000)
     assert account.nano == before + 20 * 10**9
-    browser.find_element(By.LINK_TEXT, "Billing").click()
-    titled(browser, "Billing")
+    enter(browser, "Billing")
     assert "20.00" in browser.page_source
-    browser.find_element(By.LINK_TEXT, "Keys").click()
-    titled(browser, "Keys")
-    rotate = browser.find_element(By.XPATH, "//button[text()='Rotate laptop']")
-    rotate.find_element(By.XPATH, "..//option[text()='0 minutes']").click()
-    rotate.click()
+    enter(browser, "API keys")
+    expect_usable(browser)
+    picture(browser, "keys")
+    browser.find_element(By.CSS_SELECTOR, "[aria-label='Actions for laptop']").click()
+    press(browser, "Rotate laptop")
+    Select(browser.find_element(By.CSS_SELECTOR, "dialog[open] select")).select_by_visible_text("0 minutes")
+    confirm(browser)
     titled(browser, "Your new key")
     successor = browser.find_element(By.ID, "key").text
     until(lambda: service.chat(key, FRANCE, max_tokens=1).status_code == 401)
     assert service.chat(successor, FRANCE, max_tokens=1).status_code == 200
-    browser.find_element(By.XPATH, "//button[text()='Sign out']").click()
-    titled(browser, "Sign in")
+    sign_out(browser)
     expect_usable(browser)
     browser.get(f"{service.base_url}/console/accounts/{account.id}/keys")
     titled(browser, "Sign in")
     fill(browser, email="ada@example.org", password=PASSWORD)
-    titled(browser, "Ada's")
+    titled(browser, "Overview")
 
 
 @pytest.mark.long
 def test_every_page_is_usable(service: Service, browser: Chrome) -> None:
     """All that the table of rules has, so that a new page is among them."""
-    account = service.account("Eve's")
+    account, staff = service.account("Eve's"), service.account("New")
     invite = ("people", "invite")
-    browser.get(service.cli(*invite, "gil@example.org", account.id)["link"])
-    fill(browser, name="Gil", new_password=PASSWORD)
-    titled(browser, "Eve's")
-    browser.get(service.cli(*invite, "eve@example.org", account.id)["link"])
-    fill(browser, name="Eve", new_password=PASSWORD)
-    titled(browser, "Eve's")
+    for name in ("gil", "eve"):
+        browser.get(service.cli(*invite, f"{name}@example.org", account.id)["link"])
+        fill(browser, name=name, new_password=PASSWORD)
+        titled(browser, "Overview")
     service.cli("people", "operator", "eve@example.org", "--role", "admin", "--account", account.id)
     browser.get(f"{service.base_url}/console/sign-in")
     fill(browser, email="eve@example.org", password=PASSWORD)
-    titled(browser, "Eve's")
+    titled(browser, "Overview")
     assert service.chat(account.key, FRANCE, max_tokens=1).status_code == 200
     values = {"account_id": account.id, "id": account.id, "month": time.strftime("%Y-%m", time.gmtime())}
-    values["token"] = service.cli(*invite, "fay@example.org", account.id)["link"].rsplit("/", 1)[1]
+    values["key_id"] = service.admin("GET", f"/admin/accounts/{account.id}/keys")["data"][0]["id"]
+    browser.get(f"{service.base_url}/console/operator/accounts/{account.id}")
+    person = browser.find_element(By.LINK_TEXT, "gil@example.org").get_attribute("href")
+    values["person_id"] = str(person).rsplit("/", 1)[1]
+    values["model"] = "svc-chat"
     values["link"] = service.cli("people", "reset", "gil@example.org")["link"].rsplit("/", 1)[1]
-    no_pages = ("/static/", ".csv", "/openid", "{request_id}")
+    tokens = {
+        "/invitations/{token}": service.cli(*invite, "fay@example.org", account.id)["link"],
+        "/first/{token}": service.admin("POST", f"/admin/accounts/{staff.id}/sign-in-link")["path"],
+    }
+    # Files, parts of pages, sign-up, which this service has not, and a reference that another program draws.
+    no_pages = ("/static/", ".csv", ".pdf", "/openid", "{request_id}", "/sign-up", "/operator/api")
     paths = [page.path for page in PAGES if page.method == "GET"]
-    pages = [path.format(**values) for path in paths if not any(part in path for part in no_pages)]
-    assert len(pages) >= 20
+    pages = [path for path in paths if not any(part in path for part in no_pages)]
+    assert len(pages) >= 30
     for page in pages:
-        browser.get(f"{service.base_url}/console{page}")
+        token = tokens.get(page, "").rsplit("/", 1)[-1]
+        browser.get(f"{service.base_url}/console{page.format(**values, token=token)}")
         assert "/sign-in" not in browser.current_url or page == "/sign-in", page
         assert browser.find_elements(By.TAG_NAME, "h1"), page
-        assert not [one.text for one in browser.find_elements(By.CSS_SELECTOR, "[role=alert]") if one.is_displayed()]
+        alerts = [one.text for one in browser.find_elements(By.CSS_SELECTOR, "[role=alert]") if one.is_displayed()]
+        assert alerts == [], page
         expect_usable(browser)
+    browser.get(f"{service.base_url}/console/operator/api")
+    until(lambda: browser.find_elements(By.CLASS_NAME, "opblock"))
+    expect_no_error(browser)
 
 
 @pytest.mark.long
 def test_the_keyboard_alone_suffices(service: Service, browser: Chrome) -> None:
     account = service.account("Kay's")
 
-    def press(*keys: str) -> None:
+    def press_keys(*keys: str) -> None:
         ActionChains(browser).send_keys(*keys).perform()
 
+    def reach(path: str) -> None:
+        tab_to(browser, browser.find_element(By.XPATH, path))
+
     browser.get(service.cli("people", "invite", "kay@example.org", account.id)["link"])
-    tab_to(browser, browser.find_element(By.NAME, "name"))
-    press("Kay", Keys.TAB, PASSWORD, Keys.ENTER)
-    titled(browser, "Kay's")
-    tab_to(browser, browser.find_element(By.LINK_TEXT, "Keys"))
-    press(Keys.ENTER)
-    titled(browser, "Keys")
-    tab_to(browser, browser.find_element(By.NAME, "name"))
-    press("by keys")
-    tab_to(browser, browser.find_element(By.XPATH, "//button[text()='Create the key']"))
-    press(Keys.SPACE)
+    reach("//input[@name='name']")
+    press_keys("Kay", Keys.TAB, PASSWORD, Keys.ENTER)
+    titled(browser, "Overview")
+    reach("//aside//a[normalize-space()='API keys']")
+    press_keys(Keys.ENTER)
+    titled(browser, "API keys")
+    reach("//button[normalize-space()='Create key']")
+    press_keys(Keys.ENTER)
+    assert browser.switch_to.active_element == browser.find_element(By.NAME, "name")  # of the dialog
+    press_keys("by keys")
+    reach("//button[normalize-space()='Create the key']")
+    press_keys(Keys.SPACE)
     titled(browser, "Your new key")
-    for section in ("Playground", "Usage", "Billing", "Alerts", "Members", "API", "Docs", "Profile"):
-        tab_to(browser, browser.find_element(By.LINK_TEXT, section))
-        press(Keys.ENTER)
-        WebDriverWait(browser, PATIENCE_S).until(lambda _, section=section: section in browser.title)
+    sections = ("Playground", "Usage", "Requests", "Billing", "Alerts", "Members", "Settings")
+    links = [f"//aside//a[normalize-space()='{section}']" for section in sections]
+    menu = "//a[@aria-label='Your profile']"
+    titles = [*sections, "Quick start", "Profile"]
+    for title, path in zip(titles, [*links, "//header//a[contains(@href, '/docs')]", menu], strict=True):
+        reach(path)
+        press_keys(Keys.ENTER)
+        if path == menu:
+            reach("//a[normalize-space()='Profile']")
+            press_keys(Keys.ENTER)
+        titled(browser, title)
         reached = browser.find_elements(By.CSS_SELECTOR, "main :is(a, button, input, select, textarea):enabled, main a")
         there = [one for one in reached if one.is_displayed() and one.get_attribute("type") != "hidden"]
         if there:
             tab_to(browser, there[-1])
         browser.refresh()
-    tab_to(browser, browser.find_element(By.XPATH, "//button[text()='Sign out']"))
-    press(Keys.ENTER)
+    reach(menu)
+    press_keys(Keys.ENTER)
+    reach("//button[normalize-space()='Sign out']")
+    press_keys(Keys.ENTER)
     titled(browser, "Sign in")
 
 
@@ -314,51 +435,52 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     for email in operators:
         browser.get(service.cli("people", "invite", email, staff.id)["link"])
         fill(browser, name=email, new_password=PASSWORD)
-        titled(browser, "Staff")
+        titled(browser, "Overview")
         service.cli("people", "operator", email, "--role", "admin", "--account", staff.id)
 
     def sign_in(email: str) -> None:
         browser.delete_all_cookies()
         browser.get(f"{service.base_url}/console/sign-in")
         fill(browser, email=email, password=PASSWORD)
-        titled(browser, "Staff")
-        browser.find_element(By.LINK_TEXT, "Operator").click()
-        titled(browser, "Accounts")
+        titled(browser, "Overview")
+        enter(browser, "Accounts")
         expect_usable(browser)
-
-    def click(button: str) -> None:
-        browser.find_element(By.XPATH, f"//button[text()='{button}']").click()
 
     sign_in(operators[0])
     browser.find_element(By.LINK_TEXT, "Cleo's").click()
-    titled(browser, "Account Cleo's")
+    titled(browser, "Cleo's")
     expect_usable(browser)
     browser.find_element(By.NAME, "rpm").send_keys("7")
-    click("Set the limits")
+    press(browser, "Save limits")
     until(lambda: account.show()["limits"]["rpm"] == 7)
-    titled(browser, "Account Cleo's")
-    click("Suspend the account")
+    titled(browser, "Cleo's")
+    press(browser, "Suspend account")
+    confirm(browser, "Cleo's")
     until(lambda: service.chat(account.key, FRANCE, max_tokens=1).status_code == 401)
-    titled(browser, "Account Cleo's")
-    click("Reactivate the account")
+    titled(browser, "Cleo's")
+    press(browser, "Reactivate account")
+    confirm(browser)
     until(lambda: service.chat(account.key, FRANCE, max_tokens=1).status_code == 200)
-    titled(browser, "Account Cleo's")
-    browser.find_element(By.NAME, "amount").send_keys("150")
-    browser.find_element(By.NAME, "memo").send_keys("invoice 7")
-    click("Credit")
-    titled(browser, "Pending credits")
-    assert browser.find_elements(By.XPATH, "//button[text()='Approve 150.00']") == []
+    titled(browser, "Cleo's")
+    press(browser, "Give credit")
+    fill(browser, amount="150", memo="invoice 7")
+    titled(browser, "Credits")
+    assert browser.find_elements(By.XPATH, "//button[normalize-space()='Approve']") == []
     assert account.nano < 5 * 10**9
     sign_in(operators[1])
-    browser.find_element(By.LINK_TEXT, "Credits").click()
-    titled(browser, "Pending credits")
+    enter(browser, "Credits")
     expect_usable(browser)
-    click("Approve 150.00")
+    press(browser, "Approve")
+    assert "Book 150.00 to Cleo's?" in browser.find_element(By.CSS_SELECTOR, "dialog[open]").text
+    confirm(browser)
     until(lambda: account.nano > 154 * 10**9)
-    for section in ("Audit log", "Books", "Live"):
-        browser.find_element(By.LINK_TEXT, section).click()
-        titled(browser, section)
+    for section in ("Audit", "Books", "Live"):
+        enter(browser, section)
         expect_usable(browser)
+    browser.get(f"{service.base_url}/console/operator")
+    titled(browser, "Service overview")
+    expect_usable(browser)
+    picture(browser, "operators")
 
 
 @pytest.mark.long
@@ -366,10 +488,10 @@ def test_a_suspended_person_is_signed_out(service: Service, browser: Chrome) -> 
     account = service.account("Ben's")
     browser.get(service.cli("people", "invite", "ben@example.org", account.id)["link"])
     fill(browser, name="Ben", new_password=PASSWORD)
-    titled(browser, "Ben's")
+    titled(browser, "Overview")
     service.cli("people", "suspend", "ben@example.org")
     browser.get(f"{service.base_url}/console/accounts/{account.id}")
     titled(browser, "Sign in")
     fill(browser, email="ben@example.org", password=PASSWORD)
     WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.find_elements(By.CSS_SELECTOR, "[role=alert]"))
-    assert browser.title == "Sign in"
+    titled(browser, "Sign in")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serve_app.contracts.units import utc_text
 from serve_app.storage import request_log
-from serve_app.storage.request_log import FOLDER, KEPT, SEARCH_LINES, Found, RequestLog, find_lines
+from serve_app.storage.request_log import FOLDER, KEPT, SEARCH_LINES, Found, RequestLog, find_lines, recent_lines
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:
@@ -147,3 +149,79 @@ def test_a_full_disk_is_reported_once_and_without_the_line(
     [record] = [one for one in caplog.records if "log of requests" in one.message]
     assert "No space left" in record.message
     assert "secret" not in caplog.text
+
+
+def test_only_files_that_were_open_when_a_request_ended_are_searched(tmp_path: Path) -> None:
+    begins = datetime(2026, 11, 1, 8, tzinfo=UTC).timestamp()
+    for hour in range(3):
+        path = tmp_path / f"gateway-1.jsonl.{hour}"
+        write(path, line(7, time=f"2026-11-01T{8 + hour:02d}:00:00.000+00:00", hour=hour))
+        os.utime(path, (begins + hour * 3600 + 3000,) * 2)
+    write(tmp_path / "cut.jsonl", line(7, hour="unknown"))
+    (tmp_path / "cut.jsonl").write_text('{"time"' + (tmp_path / "cut.jsonl").read_text() + json.dumps(line(7, hour=9)))
+    for ended_at, hours in [(begins + 1800, [0, 9]), (begins + 3600 + 1800, [1, 9]), (begins + 2 * 3600, [2, 9])]:
+        found = find(tmp_path, "chatcmpl-7", ended_at=ended_at)
+        assert sorted(one["hour"] for one in found.lines) == hours
+    assert len(find(tmp_path, "chatcmpl-7").lines) == 4
+
+
+START = 1_780_315_200.0
+
+
+def minute(number: int, /, **more: Any) -> dict[str, Any]:
+    """The line of a request that arrived in a minute after START."""
+    return {"time": utc_text(START + 60 * number, "milliseconds"), "account": "acct_1", "number": number} | more
+
+
+def recent(folder: Path, begins: int, ends: int, *wanted: bytes, **more: Any) -> tuple[list[int], bool]:
+    """The numbers of the lines between two minutes after START."""
+    found = recent_lines(folder, wanted, since=START + 60 * begins, until=START + 60 * ends, **more)
+    return [one["number"] for one in found.lines], found.is_complete
+
+
+@pytest.mark.parametrize("block", [64, 500, 10**6])
+def test_the_lines_of_a_time_are_found_wherever_blocks_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(request_log, "RECENT_BLOCK_BYTES", max(block, 200))
+    raw = [minute(number, account=f"acct_{number % 2}") for number in range(100)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in raw))
+    assert recent(tmp_path, 10, 14) == ([10, 11, 12, 13, 14], True)
+    assert recent(tmp_path, 10, 14, b'"account":"acct_1"') == ([11, 13], True)
+    assert recent(tmp_path, 95, 500) == ([95, 96, 97, 98, 99], True)
+    assert recent(tmp_path, -9, 2) == ([0, 1, 2], True)
+    assert recent(tmp_path, 200, 300) == ([], True)
+    assert recent(tmp_path, 0, 99, most=3) == ([97, 98, 99], True)
+
+
+def test_lines_of_requests_that_ended_late_are_found_by_their_arrival(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "RECENT_BLOCK_BYTES", 200)
+    lines = [minute(number) for number in range(50)]
+    lines.insert(45, minute(30, number=1000))  # it ran for a quarter of an hour
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines))
+    assert set(recent(tmp_path, 30, 46)[0]) == {1000, *range(30, 47)}
+
+
+def test_a_search_by_time_ends_at_its_share_of_the_bytes_and_merges_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "RECENT_BLOCK_BYTES", 400)
+    for name, first in (("a", 0), ("b", 1)):
+        raw = [json.dumps(minute(number), separators=(",", ":")) for number in range(first, 200, 2)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(raw) + "\n")
+    assert recent(tmp_path, 10, 14) == ([10, 11, 12, 13, 14], True)
+    numbers, is_complete = recent(tmp_path, 0, 199, most_bytes=2000)
+    assert not is_complete
+    assert numbers[-1] == 199
+    assert numbers == sorted(numbers)
+    assert 2 < len(numbers) < 100
+
+
+def test_broken_lines_and_missing_files_do_not_end_a_search_by_time(tmp_path: Path) -> None:
+    good = json.dumps(minute(5), separators=(",", ":"))
+    (tmp_path / "a.jsonl").write_text(f'{good}\n{good[:30]}\n[1]\n\n"account"\n{good[:-5]}')
+    (tmp_path / "empty.jsonl").write_text("")
+    assert recent(tmp_path, 0, 9) == ([5], True)
+    assert recent(tmp_path / "none", 0, 9) == ([], True)

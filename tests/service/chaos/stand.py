@@ -58,7 +58,7 @@ class Shape:
     def config(self) -> dict[str, Any]:
         """The Serve config. Only what differs from the defaults is named."""
         config: dict[str, Any] = yaml.safe_load(Path(self.tree, "config.yaml").read_text())
-        gateway, model = config["applications"]
+        gateway, model, *_ = config["applications"]
         gateway["args"] |= {"lease_s": 6, "orphan_delay_s": 1, **self.args}
         shards = {"limiter_shards": self.limiter_shards, "accounting_shards": self.accounting_shards}
         gateway["args"] |= {name: count for name, count in shards.items() if count != 1}
@@ -77,12 +77,12 @@ class Shape:
                 "import_path": "tests.service.chaos.stub:app",
                 "deployments": [one],
             }
-            config["applications"] = [gateway, model]
         else:
             one = model["deployments"][0]
             del one["autoscaling_config"]
             one |= {"num_replicas": self.models, "max_ongoing_requests": 512}
             one["ray_actor_options"] = {"num_cpus": 0.5}
+        config["applications"] = [gateway, model]
         return config
 
 

@@ -100,7 +100,7 @@ class Stage:
 
     def take_stub(self) -> None:
         """From the next start on."""
-        gateway, _ = self.config["applications"]
+        gateway, *_ = self.config["applications"]
         self.write_config(self.config | {"applications": [gateway, STUB]})
 
     @property

@@ -1,0 +1,134 @@
+"""Operators' requests of the console, which a gateway runs with the same functions as `/admin`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from statistics import quantiles
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from serve_app.admin import backends, models, traffic
+from serve_app.admin.endpoint import AdminServices
+from serve_app.admin.values import Body, Reply
+from serve_app.api import errors
+from serve_app.api.errors import ApiError
+from serve_app.contracts.books import Audit
+from serve_app.storage.request_log import Line
+
+MAX_REFUSALS: Final = 200
+COMPARED_S: Final = 900.0
+_SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recent")
+
+Run = Callable[[AdminServices, Mapping[str, Any], Audit | None], Awaitable[dict[str, Any]]]
+
+
+async def _models(admin: AdminServices, _: Mapping[str, Any], __: Audit | None) -> dict[str, Any]:
+    return {
+        "models": (await models.list_backends(admin)).model_dump()["data"],
+        "backends": (await backends.list_deployed(admin)).model_dump()["data"],
+    }
+
+
+async def _model(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
+    return (await models.show_model(admin, given["id"])).model_dump()
+
+
+async def _refusals(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
+    """Returns the latest requests of an account that were answered with an error, oldest first."""
+    wanted = (f'"account":"{given["account_id"]}"'.encode(), b'"code":"')
+    return await _recent(admin, wanted, given["since"], given["until"], MAX_REFUSALS)
+
+
+async def _comparison(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
+    """Returns what an identifier's backends did in the last minutes."""
+    now, wanted = admin.now(), (f'"model":"{given["id"]}"'.encode(),)
+    found = await _recent(admin, wanted, now - COMPARED_S, now, None)
+    return {"backends": compare(found["lines"]), "seconds": COMPARED_S, "is_complete": found["is_complete"]}
+
+
+async def _recent(
+    admin: AdminServices, wanted: tuple[bytes, ...], since: float, until: float, most: int | None
+) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(admin.patience_s):
+            more = {} if most is None else {"most": most}
+            found = await asyncio.get_running_loop().run_in_executor(
+                _SEARCHING, lambda: admin.recent_lines(wanted, since=since, until=until, **more)
+            )
+    except TimeoutError:
+        raise errors.overloaded("other searches are under way: try again", retry_after_s=5) from None
+    return {"lines": found.lines, "is_complete": found.is_complete}
+
+
+def compare(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """Returns requests, failures and latencies by backend, in the order of the names. Times are in milliseconds."""
+    by_backend: dict[str, list[Line]] = {}
+    for line in lines:
+        if line.get("event") == "request" and line.get("outcome") is not None:
+            by_backend.setdefault(str(line.get("backend")), []).append(line)
+    return [{"backend": name, **_summary(by_backend[name])} for name in sorted(by_backend)]
+
+
+def _summary(lines: list[Line]) -> dict[str, Any]:
+    failed = sum(line["outcome"] == "failed" or line.get("code") == "server_error" for line in lines)
+    done = [line for line in lines if line["outcome"] == "completed"]
+    per_token = [
+        line["decode_ms"] / (line["completion_tokens"] - 1)
+        for line in done
+        if line.get("decode_ms") is not None and line.get("completion_tokens", 0) > 1
+    ]
+    first = [line["first_token_ms"] for line in done if line.get("first_token_ms") is not None]
+    return {
+        "requests": len(lines),
+        "failed": failed,
+        "first_token_ms": _percentiles(first),
+        "per_token_ms": _percentiles(per_token),
+        "total_ms": _percentiles([line["total_ms"] for line in done if line.get("total_ms") is not None]),
+    }
+
+
+def _percentiles(values: list[float]) -> dict[str, float] | None:
+    """Returns the median and the 95th percentile; None without values."""
+    if not values:
+        return None
+    cuts = quantiles(values, n=20, method="inclusive") if len(values) > 1 else values * 19
+    return {"p50": round(cuts[9], 3), "p95": round(cuts[18], 3)}
+
+
+def _changing(handler: Callable[..., Awaitable[Reply]], kind: type[Body]) -> Run:
+    async def run(admin: AdminServices, given: Mapping[str, Any], audit: Audit | None) -> dict[str, Any]:
+        try:
+            body = kind.model_validate(given["body"])
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_context=False)[0]
+            param = ".".join(map(str, problem["loc"]))
+            raise errors.invalid_parameters(f"{param}: {problem['msg']}", param=param or None) from None
+        return (await handler(admin, given["id"], body, audit)).model_dump()
+
+    return run
+
+
+OPERATIONS: Final[Mapping[str, Run]] = {
+    "models": _models,
+    "model": _model,
+    "refusals": _refusals,
+    "comparison": _comparison,
+    "canary": _changing(traffic.set_canary, traffic.Canary),
+    "promote": _changing(traffic.promote_backend, traffic.Promotion),
+    "traffic": _changing(traffic.set_traffic, traffic.NewWeights),
+    "rollback": _changing(traffic.roll_back, traffic.Rollback),
+    "price": _changing(models.schedule_price, models.NewPrice),
+}
+
+
+async def run_for_console(
+    admin: AdminServices, operation: str, given: Mapping[str, Any], audit: Audit | None
+) -> dict[str, Any]:
+    """Runs an operation. The answer to one that is refused has the field `refused`: status, message, and parameter."""
+    try:
+        return await OPERATIONS[operation](admin, given, audit)
+    except ApiError as error:
+        return {"refused": {"status": error.status, "message": error.message, "param": error.param}}

@@ -1,0 +1,96 @@
+"""Amounts, counts and times as people read them. The exact value is in the tooltip of each."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from typing import Final
+
+from serve_app.contracts.money import NANO_PER_UNIT
+from serve_app.contracts.units import DAY_S, HOUR_S
+
+COST_DIGITS: Final = 6
+MINUTE_S: Final = 60.0
+MONTH_S: Final = 30 * DAY_S
+YEAR_S: Final = 365 * DAY_S
+_UNITS: Final = (
+    (YEAR_S, "year"),
+    (MONTH_S, "month"),
+    (DAY_S, "day"),
+    (HOUR_S, "hour"),
+    (MINUTE_S, "minute"),
+)
+SPARK_WIDTH, SPARK_HEIGHT = 100, 28
+
+
+def balance(nano: int) -> str:
+    """Returns an amount with two decimal places, e.g. "1,234.50"."""
+    return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal('0.01'), ROUND_HALF_EVEN):,}"
+
+
+def cost(nano: int) -> str:
+    """Returns an amount with at most six significant digits and at least two decimal places."""
+    with localcontext() as context:
+        context.prec = COST_DIGITS
+        rounded = +(Decimal(nano) / NANO_PER_UNIT)
+    whole, _, fraction = f"{rounded:,f}".partition(".")
+    return f"{whole}.{fraction.rstrip('0').ljust(2, '0')}"
+
+
+def count(number: float) -> str:
+    """Returns a number with thousands separators."""
+    return f"{number:,}"
+
+
+def exact_time(unix: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix))
+
+
+def day(unix: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(unix))
+
+
+def iso_time(unix: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix))
+
+
+def relative(unix: float, now: float) -> str:
+    """Returns a time relative to `now`, e.g. "5 minutes ago" or "in 3 days"."""
+    apart = abs(now - unix)
+    for seconds, unit in _UNITS:
+        if apart >= seconds:
+            number = int(apart // seconds)
+            text = f"{number} {unit}{'' if number == 1 else 's'}"
+            return f"in {text}" if unix > now else f"{text} ago"
+    return "in a moment" if unix > now else "just now"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Returns the points of a line through the values, for a picture of SPARK_WIDTH × SPARK_HEIGHT."""
+    least, most = min(values), max(values)
+    step, rise = SPARK_WIDTH / max(1, len(values) - 1), (most - least) or 1
+    points = [
+        f"{number * step:.1f},{SPARK_HEIGHT - 2 - (value - least) / rise * (SPARK_HEIGHT - 4):.1f}"
+        for number, value in enumerate(values)
+    ]
+    return " ".join(points if len(points) > 1 else [f"0,{SPARK_HEIGHT / 2}", f"{SPARK_WIDTH},{SPARK_HEIGHT / 2}"])
+
+
+def anchor(*parts: str) -> str:
+    """Returns an element's id that depends only on the texts."""
+    return f"d{zlib.crc32(' '.join(parts).encode()):08x}"
+
+
+FILTERS: Final = {
+    "balance": balance,
+    "cost": cost,
+    "count": count,
+    "exact_time": exact_time,
+    "day": day,
+    "iso_time": iso_time,
+    "relative": relative,
+    "sparkline": sparkline,
+    "anchor": anchor,
+}

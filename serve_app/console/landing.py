@@ -1,0 +1,24 @@
+"""The page at the root of the service, for browsers. The gateway serves it; the console renders it in its own look."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from serve_app.console.web import HEADERS, Console, Visit
+from serve_app.contracts.offers import Front
+
+
+def landing(console: Console, facts: Front) -> tuple[bytes, dict[str, str]]:
+    """Returns the page and its headers."""
+    address = urlsplit(facts.base)
+    scope = {"type": "http", "method": "GET", "path": f"{facts.root}/", "root_path": facts.root, "query_string": b""}
+    headers = [(b"host", address.netloc.encode()), (b"x-forwarded-proto", address.scheme.encode())]
+    visit = Visit(console, Request(scope | {"headers": headers}), token="")  # a page for everyone: no form, no session
+    page = visit.page("landing.html", facts=facts, base=f"{facts.base}/v1", key="YOUR_KEY", model=_model(facts))
+    return bytes(page.body), HEADERS | {"content-type": "text/html; charset=utf-8", "cache-control": "no-cache"}
+
+
+def _model(facts: Front) -> str:
+    return facts.offers[0].identifier if facts.offers else "MODEL"

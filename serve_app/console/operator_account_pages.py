@@ -1,0 +1,281 @@
+"""Pages for operators about accounts: search, one account with its forms, and its recent refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from fastapi.responses import Response
+
+from serve_app.console.audit_sentences import ids_in, sentence
+from serve_app.console.web import Refused, Visit
+from serve_app.contracts import commands, operators
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.errors import AccountNotFound, InvalidAmount, LedgerError
+from serve_app.contracts.limits import ACCOUNT_LIMITS
+from serve_app.contracts.money import parse_amount
+from serve_app.contracts.people import ListPeople
+from serve_app.contracts.periods import period_at
+from serve_app.contracts.recharges import ORDER_S, EndAttempt, ShowRecharge
+from serve_app.contracts.units import DAY_S
+
+PAGE: Final = 50
+SPENDING_DAYS: Final = 30
+STATES: Final = {"": "Any state", "active": "Active", "suspended": "Suspended"}
+SPENDING: Final = {"": "Any", "yes": "Spent in the last 30 days", "no": "Spent nothing in the last 30 days"}
+CREDITS: Final = {"top_up": "Paid", "grant": "Grant"}
+ENTRIES: Final = {"top_up": "Payment", "grant": "Grant", "correction": "Correction", "expiry": "Expired grant"}
+LABELS: Final = {
+    "rpm": "Requests per minute",
+    "tpm": "Tokens per minute",
+    "concurrency": "Concurrent requests",
+    "weight": "Weight under load",
+}
+SHOWN_REFUSALS: Final = 8
+AROUND_S: Final = 600.0  # before and after the time that an operator asks about
+#: What a code means, for requests that were logged without a reason.
+CODES: Final = {
+    "requests": "More requests per minute than the limit.",
+    "tokens": "More tokens per minute than the limit, or than the model's load left.",
+    "concurrency": "More requests at once than the limit.",
+    "wrong_keys": "Too many requests with wrong API keys.",
+    "insufficient_balance": "The account's balance did not cover the request.",
+    "budget_exceeded": "The API key's budget was spent.",
+    "invalid_api_key": "The API key is revoked or expired, or the account is suspended.",
+    "address_not_allowed": "The API key may not be used from this address.",
+    "model_not_found": "The model does not exist, or the API key may not use it.",
+    "context_length_exceeded": "The prompt is longer than the model's context.",
+    "overloaded": "The model had no capacity.",
+    "overloaded_error": "The model had no capacity.",
+    "server_error": "The service failed.",
+    "invalid_format": "The body was not a valid request.",
+    "invalid_parameter": "A parameter was out of range.",
+}
+
+
+async def accounts(visit: Visit) -> Response:
+    query, error = visit.request.query_params, ""
+    text, state, spending = query.get("search", "")[:100], query.get("state", ""), query.get("spending", "")
+    below, typed = None, query.get("below", "").strip()
+    if typed:
+        try:
+            below = parse_amount(typed)
+        except InvalidAmount as problem:
+            error = str(problem)
+    since = period_at("day", visit.console.now() - (SPENDING_DAYS - 1) * DAY_S).name
+    page = await visit.console.books.run(
+        operators.SearchAccounts(
+            text,
+            PAGE,
+            {"active": True, "suspended": False}.get(state),
+            below,
+            since,
+            {"yes": True, "no": False}.get(spending),
+            query.get("after") or None,
+        )
+    )
+    chosen = {"search": text, "state": state, "below": typed, "spending": spending}
+    given = {name: value for name, value in chosen.items() if value}
+    return visit.page(
+        "operator_accounts.html",
+        accounts=page.rows,
+        chosen=chosen,
+        is_filtered=bool(given),
+        states=STATES,
+        spendings=SPENDING,
+        problem=error,
+        next=None if page.next is None else "?" + urlencode(given | {"after": page.next}),
+    )
+
+
+async def account(visit: Visit, failed: str = "", error: Refused | LedgerError | None = None) -> Response:
+    """Shows an account. `failed` is the form, or the field, whose `error` the page shows."""
+    console, wanted = visit.console, visit.request.path_params["id"]
+    run, now = console.books.run, visit.console.now()
+    try:
+        shown, usage = await run(commands.ShowAccount(wanted))
+    except AccountNotFound:
+        raise Refused(404, f"There is no account {wanted!r}: search by name or id.") from None
+    today = period_at("day", now).name
+    since = period_at("day", now - (SPENDING_DAYS - 1) * DAY_S).name
+    days, keys, people, entries, notes, log, recharge, status, refusals = await asyncio.gather(
+        run(operators.SumAccountDays((wanted,), since, today)),
+        run(commands.ListKeys(wanted)),
+        run(ListPeople(wanted)),
+        run(operators.ListEntries(wanted, 10)),
+        run(operators.ListNotes(wanted)),
+        run(commands.ListAudit(wanted, limit=50)),
+        run(ShowRecharge(wanted)),
+        _status(visit, wanted),
+        _refusals(visit, wanted, now - DAY_S, now),
+    )
+    await run(commands.RecordAudit(visit.audit, "read_account", wanted, wanted))
+    changes = [one for one in log if not one.action.startswith("read_")][:10]
+    names = await run(operators.NameSubjects(ids_in(changes)))
+    return visit.page(
+        "operator_account.html",
+        200 if error is None else getattr(error, "status", 422),
+        account=shown,
+        balance=shown.available(now),
+        usage=usage,
+        days=days,
+        spent=sum(row.charged for row in days),
+        spent_today=sum(row.charged for row in days if row.day == today),
+        keys=keys,
+        people=people[0],
+        invitations=people[1],
+        entries=entries,
+        entry_kinds=ENTRIES,
+        notes=notes,
+        limits=[(name, LABELS.get(name, name), shown.limits.get(name)) for name in ACCOUNT_LIMITS],
+        current=status,
+        refusals=None if refusals is None else refusals[::-1][:SHOWN_REFUSALS],
+        refused=None if refusals is None else len(refusals),
+        key_names={key.key_id: key.name for key in keys},
+        credits=CREDITS,
+        alone=console.credit_alone,
+        changes=[(one.at, sentence(one, names)) for one in changes],
+        unknown=[one for one in recharge[1] if one.state == "open"],
+        overdue=now - ORDER_S,
+        failed=failed,
+        problem="" if error is None else str(error),
+        form=visit.form,
+        clock=_clock(now),
+        section="/operator/accounts",
+    )
+
+
+async def refusals(visit: Visit) -> Response:
+    """Shows why requests were refused: around the time in the query, or in the last 24 hours."""
+    run, wanted = visit.console.books.run, visit.request.path_params["id"]
+    try:
+        shown = await run(commands.GetAccount(wanted))
+    except AccountNotFound:
+        raise Refused(404, f"There is no account {wanted!r}: search by name or id.") from None
+    now, typed, problem = visit.console.now(), visit.request.query_params.get("at", "").strip(), ""
+    begins, ends = now - DAY_S, now
+    if typed:
+        try:
+            at = datetime.fromisoformat(typed).replace(tzinfo=UTC).timestamp()
+            begins, ends = at - AROUND_S, at + AROUND_S
+        except ValueError:
+            problem = "Give the time as YYYY-MM-DDTHH:MM, in UTC."
+    found = await _refusals(visit, wanted, begins, ends)
+    await run(commands.RecordAudit(visit.audit, "read_refusals", wanted, wanted, {"from": begins, "to": ends}))
+    keys = await run(commands.ListKeys(wanted))
+    counts: dict[tuple[int, str], int] = {}
+    for one in found or ():
+        counts[one["status"], one["why"]] = counts.get((one["status"], one["why"]), 0) + 1
+    return visit.page(
+        "operator_refusals.html",
+        422 if problem else 200,
+        account=shown,
+        refusals=None if found is None else found[::-1],
+        counts=sorted(counts.items(), key=lambda one: -one[1]),
+        key_names={key.key_id: key.name for key in keys},
+        at=typed,
+        clock=_clock(now),
+        begins=begins,
+        ends=ends,
+        problem=problem,
+        section="/operator/accounts",
+    )
+
+
+async def _status(visit: Visit, account_id: str) -> Any:
+    """Returns the account's current limits and holds; None while no limiter answers."""
+    try:
+        return await visit.console.status_of(account_id)
+    except Unavailable:
+        return None
+
+
+async def _refusals(visit: Visit, account_id: str, begins: float, ends: float) -> list[dict[str, Any]] | None:
+    """Returns the requests that were answered with an error, oldest first; None while no gateway answers."""
+    given = {"account_id": account_id, "since": begins, "until": ends}
+    try:
+        found = await visit.console.administer_or_refuse("refusals", given)
+    except (Refused, Unavailable):
+        return None
+    return [_refusal(line) for line in found["lines"]]
+
+
+def _refusal(line: Mapping[str, Any]) -> dict[str, Any]:
+    code = str(line.get("code") or "")
+    reason = str(line.get("reason") or CODES.get(code) or code)
+    return {
+        "at": datetime.fromisoformat(str(line["time"])).timestamp(),
+        "status": line.get("status"),
+        "code": code,
+        "reason": reason,
+        "why": CODES.get(code) or reason,
+        "model": None if line.get("model") in (None, "none") else line["model"],
+        "key": line.get("key"),
+        "request_id": line.get("request_id"),
+    }
+
+
+def _clock(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+async def set_limits(visit: Visit) -> Response:
+    changes = dict[str, int | None]()
+    for name in ACCOUNT_LIMITS:
+        text = visit.form.get(name, "").strip().replace(",", "")
+        if text and not (text.isascii() and text.isdigit() and len(text) <= 13):
+            return await account(visit, name, Refused(422, f"{LABELS.get(name, name)} must be a whole number."))
+        changes[name] = int(text) if text else None
+    command = commands.SetLimits(visit.request.path_params["id"], changes, visit.audit)
+    return await _done(visit, "limits", command, "Limits changed")
+
+
+async def set_active(visit: Visit) -> Response:
+    is_active = visit.form.get("active") == "yes"
+    command = commands.SetActive(visit.request.path_params["id"], is_active, visit.audit)
+    return await _done(visit, "active", command, "Account reactivated" if is_active else "Account suspended")
+
+
+async def credit(visit: Visit) -> Response:
+    """Books the credit at once, or asks the other operators if it is above the limit of a single operator."""
+    console, wanted, kind = visit.console, visit.request.path_params["id"], visit.form.get("kind", "")
+    memo = visit.form.get("memo", "").strip()
+    once = visit.form.get("once", "") or secrets.token_hex(16)  # a form that is sent twice credits once
+    try:
+        if kind not in CREDITS or not memo:
+            raise Refused(422, "Choose a kind, and enter the reason for the credit.")
+        amount = parse_amount(visit.form.get("amount", "").strip())
+        command = operators.AskCredit(wanted, amount, kind, memo, visit.audit, console.credit_alone, once)  # type: ignore[arg-type]
+        asked = await console.books.run(command)
+    except (Refused, LedgerError) as error:
+        return await account(visit, "credit", error)
+    if asked.booked:
+        return visit.go(f"/operator/accounts/{wanted}", done="Credit booked")
+    return visit.go("/operator/credits", done="Credit requested: another operator must approve it")
+
+
+async def add_note(visit: Visit) -> Response:
+    wanted, text = visit.request.path_params["id"], visit.form.get("text", "")
+    command = operators.AddNote(wanted, text, visit.audit, visit.form.get("once", ""))
+    return await _done(visit, "note", command, "Note added")
+
+
+async def end_attempt(visit: Visit) -> Response:
+    wanted, attempt_id = visit.request.path_params["id"], visit.request.path_params["attempt_id"]
+    await visit.console.books.run(EndAttempt(wanted, attempt_id, visit.audit))
+    return visit.go(f"/operator/accounts/{wanted}", done="Recharge attempt ended")
+
+
+async def _done(visit: Visit, form: str, command: commands.Command[Any], done: str) -> Response:
+    """Runs a form's command. Shows its error in place."""
+    try:
+        await visit.console.books.run(command)
+    except AccountNotFound as error:
+        raise Refused(422, str(error)) from None
+    except LedgerError as error:
+        return await account(visit, form, error)
+    return visit.go(f"/operator/accounts/{visit.request.path_params['id']}", done=done)

@@ -1,0 +1,125 @@
+"""Pages for operators about models: backends, traffic with a canary, and prices.
+
+A gateway runs each change with the function of `/admin`, so the checks are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fastapi.responses import Response
+
+from serve_app.console.web import Refused, Visit
+from serve_app.contracts.calls import Unavailable
+
+ENOUGH: Final = 30  # requests of each backend before a difference means something
+
+
+async def models(visit: Visit) -> Response:
+    found = await visit.console.administer_or_refuse("models")
+    return visit.page("operator_models.html", models=found["models"], backends=found["backends"])
+
+
+async def model(visit: Visit, failed: str = "", error: Refused | None = None) -> Response:
+    """Shows a model. `failed` is the form whose `error` the page shows."""
+    wanted, ask = visit.request.path_params["model"], visit.console.administer_or_refuse
+    shown = await ask("model", {"id": wanted})
+    deployed = (await ask("models"))["backends"]
+    try:
+        compared = await ask("comparison", {"id": wanted})
+    except (Refused, Unavailable):
+        compared = None
+    names = [one["name"] for one in shown["backends"]]
+    return visit.page(
+        "operator_model.html",
+        200 if error is None else error.status,
+        model=shown,
+        compared=compared,
+        rows=comparison(shown, compared),
+        choices=[*names, *(one["name"] for one in deployed if one["name"] not in names and one["retired_at"] is None)],
+        history=[{**one, "at": _unix(one["changed_at"])} for one in shown["history"]],
+        prices=[{**one, "at": _unix(one["effective_at"])} for one in shown["prices"]],
+        version=0 if shown["traffic"] is None else shown["traffic"]["version"],
+        failed=failed,
+        problem="" if error is None else str(error),
+        form=visit.form,
+        enough=ENOUGH,
+        section="/operator/models",
+    )
+
+
+def comparison(shown: Mapping[str, Any], compared: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Returns the model's backends, the one with the largest share first, with figures relative to that one."""
+    by_name = {} if compared is None else {one["backend"]: one for one in compared["backends"]}
+    backends = sorted(shown["backends"], key=lambda one: (-one["share"], one["name"]))
+    rows, stable = list[dict[str, Any]](), None
+    for backend in backends:
+        figures = by_name.get(backend["name"])
+        row = {**backend, "figures": figures, "changes": {}, "error_rate": None, "is_stable": not rows}
+        if figures is not None and figures["requests"]:
+            row["error_rate"] = figures["failed"] / figures["requests"]
+        if stable is not None and figures is not None:
+            row["changes"] = {
+                (name, cut): figures[name][cut] / stable[name][cut] - 1
+                for name in ("first_token_ms", "per_token_ms", "total_ms")
+                for cut in ("p50", "p95")
+                if figures[name] and stable[name] and stable[name][cut]
+            }
+            row["is_enough"] = min(figures["requests"], stable["requests"]) >= ENOUGH
+        rows.append(row)
+        stable = stable or figures
+    return rows
+
+
+async def canary(visit: Visit) -> Response:
+    try:
+        share = float(visit.form.get("share", "").strip().rstrip("%"))
+    except ValueError:
+        return await model(visit, "canary", Refused(422, "Give the share as a percentage from 0 to 100."))
+    body = {"backend": visit.form.get("backend", ""), "share": share}
+    return await _change(visit, "canary", body, f"{body['backend']} gets {share:g}% of the requests")
+
+
+async def promote(visit: Visit) -> Response:
+    backend = visit.form.get("backend", "")
+    return await _change(visit, "promote", {"backend": backend}, f"{backend} gets all requests")
+
+
+async def roll_back(visit: Visit) -> Response:
+    return await _change(visit, "rollback", {}, "Traffic rolled back")
+
+
+async def price(visit: Visit) -> Response:
+    body: dict[str, Any] = {name: visit.form.get(name, "").strip() for name in ("input", "cached_input", "output")}
+    if at := visit.form.get("effective_at", "").strip():
+        try:
+            moment = datetime.fromisoformat(at).replace(tzinfo=UTC)
+        except ValueError:
+            return await model(visit, "price", Refused(422, "Give the time as YYYY-MM-DDTHH:MM, in UTC."))
+        body["effective_at"] = moment.isoformat().replace("+00:00", "Z")
+    wanted = visit.request.path_params["model"]
+    try:
+        await visit.console.administer_or_refuse("price", {"id": wanted, "body": body}, visit.audit)
+    except Refused as error:
+        return await model(visit, "price", error)
+    return visit.go(f"/operator/models/{wanted}", done="Price scheduled" if at else "Price set")
+
+
+async def _change(visit: Visit, operation: str, body: dict[str, Any], done: str) -> Response:
+    """Shifts traffic. The form names the version of the traffic that its page showed."""
+    wanted, expected = visit.request.path_params["model"], visit.form.get("expected", "")
+    if reason := visit.form.get("reason", "").strip():
+        body["reason"] = reason
+    if expected.isascii() and expected.isdigit() and len(expected) < 19:
+        body["expected"] = int(expected)
+    try:
+        await visit.console.administer_or_refuse(operation, {"id": wanted, "body": body}, visit.audit)
+    except Refused as error:
+        return await model(visit, operation, error)
+    return visit.go(f"/operator/models/{wanted}", done=done)
+
+
+def _unix(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

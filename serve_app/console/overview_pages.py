@@ -1,0 +1,200 @@
+"""An account's overview: its balance, its usage in a chosen range, its limits now, and its first steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote, unquote
+
+from fastapi.responses import Response
+
+from serve_app.console.web import Visit
+from serve_app.contracts import commands
+from serve_app.contracts.books import Outcome, UsageRecord, UsageRow
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.limiting import AccountStatus
+from serve_app.contracts.money import NANO_PER_UNIT
+from serve_app.contracts.notices import ListAlerts
+from serve_app.contracts.people import ListPeople
+from serve_app.contracts.periods import period_at
+from serve_app.contracts.units import DAY_S, HOUR_S
+
+BURN_DAYS: Final = 7
+STATUS_S: Final = 2.0
+HOURS: Final = "24 hours"
+RANGES: Final = {"7 days": 7, HOURS: 1, "30 days": 30, "90 days": 90}  # the first is the default
+LIMIT_NAMES: Final = {
+    "rpm": "Requests per minute",
+    "tpm": "Tokens per minute",
+    "concurrency": "Concurrent requests",
+    "weight": "Share of capacity under load",
+}
+#: Seconds before now in which the latest requests are sought, shortest first.
+WINDOWS: Final = (60.0, 600.0, HOUR_S, DAY_S, 7 * DAY_S, 90 * DAY_S)
+SAMPLE: Final = 1000
+LATEST: Final = 8
+DISMISSED: Final = "console_started"  # accounts whose first steps are hidden
+DISMISSED_S: Final = 365 * 24 * 3600
+MAX_DISMISSED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A range's total, its values by day or hour, and its change to the range before; None if that had none."""
+
+    total: int
+    series: Sequence[int]
+    change: float | None
+
+
+async def overview(visit: Visit) -> Response:
+    run, now = visit.console.books.run, visit.console.now()
+    account_id = visit.request.path_params["account_id"]
+    chosen = visit.request.query_params.get("range", "")
+    chosen = chosen if chosen in RANGES else next(iter(RANGES))
+    account = await run(commands.GetAccount(account_id))
+    rows, names = await _rows(visit, account_id, chosen)
+    last_days = await run(
+        commands.SumUsage(account_id, day_from=period_at("day", now - (BURN_DAYS - 1) * DAY_S).name, group_by=("day",))
+    )
+    burn = sum(row.charged for row in last_days) // BURN_DAYS
+    status = await _status(visit, account_id)
+    minute, latest = await _latest(visit, account_id)
+    keys = {key.key_id: key.name for key in await run(commands.ListKeys(account_id))}
+    balance = account.available(now)
+    return visit.page(
+        "overview.html",
+        account=account,
+        balance=balance,
+        burn=burn,
+        days_left=balance // burn if burn else None,
+        chosen=chosen,
+        ranges=RANGES,
+        spend=_figures([row.charged for row in rows]),
+        requests=_figures([row.requests for row in rows]),
+        tokens=_figures([row.prompt_tokens + row.completion_tokens for row in rows]),
+        labels=names,
+        spend_values=[row.charged / NANO_PER_UNIT for row in rows[len(rows) // 2 :]],
+        held=None if status is None else status.held,
+        limits=_limits(account.limits, status, minute),
+        pressed=() if status is None else status.pressed,
+        latest=latest[:LATEST],
+        quality=_quality(latest),
+        key_names=keys,
+        steps=await _steps(visit, account_id, bool(keys), bool(latest)),
+    )
+
+
+async def dismiss(visit: Visit) -> Response:
+    """Hides an account's first steps in this browser."""
+    account_id = visit.request.path_params["account_id"]
+    hidden = [one for one in _dismissed(visit) if one != account_id]
+    response = visit.go(f"/accounts/{account_id}")
+    visit.set_cookie(response, DISMISSED, quote(" ".join([*hidden, account_id][-MAX_DISMISSED:])), DISMISSED_S)
+    return response
+
+
+def _dismissed(visit: Visit) -> list[str]:
+    return unquote(visit.cookie(DISMISSED)).split()
+
+
+async def _rows(visit: Visit, account_id: str, chosen: str) -> tuple[list[UsageRow], list[str]]:
+    """Returns the usage of the range before and of the range, by hour or day, and the names of the latter."""
+    run, now = visit.console.books.run, visit.console.now()
+    if chosen == HOURS:
+        first = now // HOUR_S * HOUR_S - 47 * HOUR_S
+        names = [datetime.fromtimestamp(first + number * HOUR_S, UTC).isoformat()[:13] for number in range(48)]
+        by_hour = await run(commands.SumRequests(account_id, first, now + HOUR_S))
+        found: list[UsageRow] = [*by_hour]
+    else:
+        names = [period_at("day", now - back * DAY_S).name for back in range(2 * RANGES[chosen] - 1, -1, -1)]
+        found = await run(commands.SumUsage(account_id, day_from=names[0], group_by=("day",)))
+    sums = dict.fromkeys(names, UsageRow(0, 0, 0, 0, 0))
+    for row in found:
+        if row.day in sums:
+            one = sums[row.day]
+            sums[row.day] = UsageRow(
+                one.requests + row.requests,
+                one.prompt_tokens + row.prompt_tokens,
+                one.cached_tokens + row.cached_tokens,
+                one.completion_tokens + row.completion_tokens,
+                one.charged + row.charged,
+            )
+    return [sums[name] for name in names], names[len(names) // 2 :]
+
+
+def _figures(values: Sequence[int]) -> Figures:
+    half = len(values) // 2
+    before, total = sum(values[:half]), sum(values[half:])
+    return Figures(total, values[half:], (total - before) / before if before else None)
+
+
+async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], list[UsageRecord]]:
+    """Returns the requests that ended in the last minute, and up to SAMPLE of the latest, newest first."""
+    run, now = visit.console.books.run, visit.console.now()
+    minute: list[UsageRecord] = []
+    rows: list[UsageRecord] = []
+    for window in WINDOWS:
+        page = await run(commands.ListUsage(account_id, time_from=now - window, limit=SAMPLE))
+        if page.next is not None and rows:  # more than a page: the shorter window has the latest
+            break
+        rows = list(page.rows[::-1])
+        minute = minute if window > WINDOWS[0] else rows
+        if len(rows) >= SAMPLE // 2:
+            break
+    return minute, rows
+
+
+def _quality(rows: Sequence[UsageRecord]) -> dict[str, float] | None:
+    """Returns the share of failed requests, and the median and 95th percentile of the seconds of the others."""
+    if not rows:
+        return None
+    seconds = sorted(row.finished_at - row.started_at for row in rows if row.outcome is not Outcome.FAILED)
+    failed = len(rows) - len(seconds)
+    found = {"of": float(len(rows)), "failed": failed / len(rows)}
+    if seconds:
+        found |= {"median": seconds[len(seconds) // 2], "p95": seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]}
+    return found
+
+
+def _limits(
+    own: Mapping[str, int], status: AccountStatus | None, minute: Sequence[UsageRecord]
+) -> list[tuple[str, int | None, int | None]]:
+    """Returns each limit's name, its value, and how much of it is in use; None: not known, because nobody answers."""
+    used: dict[str, int | None] = {
+        "rpm": len(minute),
+        "tpm": sum(row.prompt_tokens + row.completion_tokens for row in minute),
+        "concurrency": None if status is None else status.open_requests,
+    }
+    return [
+        (label, own.get(name, None if status is None else getattr(status.contract, name)), used.get(name))
+        for name, label in LIMIT_NAMES.items()
+    ]
+
+
+async def _status(visit: Visit, account_id: str) -> AccountStatus | None:
+    """Returns the account's state; None if the limiter does not answer, so the page shows the rest."""
+    try:
+        async with asyncio.timeout(STATUS_S):
+            return await visit.console.status_of(account_id)
+    except (Unavailable, TimeoutError):
+        return None
+
+
+async def _steps(visit: Visit, account_id: str, has_keys: bool, has_called: bool) -> list[tuple[str, str, str, bool]]:
+    """Returns an owner's first steps: name, explanation, path and whether it is done. Empty: nothing to show."""
+    if visit.me.roles.get(account_id) != "owner" or account_id in _dismissed(visit):
+        return []
+    run, here = visit.console.books.run, f"/accounts/{account_id}"
+    members, invited = await run(ListPeople(account_id))
+    alerts = await run(ListAlerts(account_id))
+    steps = [
+        ("Create an API key", "Programs sign their requests with it.", f"{here}/keys", has_keys),
+        ("Make a first call", "Copy a snippet for curl, Python or Node.", f"{here}/docs", has_called),
+        ("Invite a colleague", "Share the account by role.", f"{here}/members", len(members) > 1 or invited != []),
+        ("Set an alert", "Know before the balance runs out.", f"{here}/alerts", alerts != []),
+    ]
+    return [] if all(done for *_, done in steps) else steps

@@ -1,0 +1,241 @@
+"""Statements and invoices as PDF. The same document always has the same bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from fpdf import FPDF
+from fpdf.enums import XPos, YPos
+
+from serve_app.contracts.billing import BillingDetails, Seller
+from serve_app.contracts.books import Movement, Statement
+from serve_app.contracts.money import format_amount
+
+KINDS: Final = {"top_up": "Payment", "grant": "Credit given", "correction": "Correction", "expiry": "Expired credit"}
+_WIDTH: Final = 170.0  # mm between the margins of A4
+_MARGIN: Final = 20.0
+_GREY: Final = 110
+
+
+class DocumentFontMissing(ValueError):
+    """The font of the settings can't be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Customer:
+    """An account with its details for invoices."""
+
+    account_id: str
+    name: str
+    currency: str
+    details: BillingDetails
+
+    def lines(self) -> list[str]:
+        found = self.details
+        named = [found.company or self.name, *found.address.splitlines()]
+        named += [f"Tax ID: {found.tax_id}"] if found.tax_id else []
+        return [*named, *([found.email] if found.email else [])]
+
+
+def amount(nano: int) -> str:
+    """Returns the exact amount with thousands separators."""
+    whole, point, fraction = format_amount(abs(nano)).partition(".")
+    return f"{'-' if nano < 0 else ''}{int(whole):,}{point}{fraction}"
+
+
+def invoice_number(payment: Movement) -> str:
+    """Returns the invoice's number: the year, and the number of the payment's journal entry."""
+    return f"{time.strftime('%Y', time.gmtime(payment.created_at))}-{payment.entry_id:06}"
+
+
+def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now: float) -> bytes:
+    """Returns the statement of a month. One of a month that is not over has the time until which it counts."""
+    month = statement.month
+    is_over = now >= month.ends
+    title = f"Statement of {time.strftime('%B %Y', time.gmtime(month.begins))}"
+    page = _Document(seller, title, month.ends if is_over else now)
+    page.parties(
+        title,
+        customer,
+        [
+            ("Account", customer.account_id),
+            ("Period", f"1 to {_day(month.ends - 1)} (UTC)"),
+            *([] if is_over else [("Counted until", f"{_minute(now)}; the month is not over")]),
+            ("Currency", customer.currency),
+        ],
+    )
+    head = f"Amount, {customer.currency}"
+    sums = [("Balance at the beginning", statement.opening)]
+    for kind, name in KINDS.items():
+        if found := [one.amount for one in statement.movements if one.kind == kind]:
+            sums.append((f"{name}s" if kind != "grant" else "Credits given", sum(found)))
+    sums.append(("Usage", -sum(row.charged for row in statement.usage)))
+    sums.append(("Balance at the end" if is_over else "Balance", statement.closing))
+    page.rows("Summary", ("", f"Amount, {customer.currency}"), (120, 50), [(name, amount(nano)) for name, nano in sums])
+    moves = [(_minute(one.created_at)[:-4], _what(one), amount(one.amount)) for one in statement.movements]
+    if moves:
+        page.rows("Payments and credits", ("Time (UTC)", "What", head), (35, 95, 40), moves)
+    usage = [
+        (row.model or "", f"{row.requests:,}", f"{row.prompt_tokens:,}", f"{row.cached_tokens:,}",
+         f"{row.completion_tokens:,}", amount(row.charged))
+        for row in statement.usage
+    ]  # fmt: skip
+    if usage:
+        columns = (
+            "Model",
+            "Requests",
+            "Prompt tokens",
+            "of them cached",
+            "Output tokens",
+            f"Cost, {customer.currency}",
+        )
+        page.rows("Usage by model", columns, (45, 18, 26, 26, 25, 30), usage)
+    page.note("Usage counts in the month (UTC) in which its request ended. Amounts are exact.")
+    return page.whole()
+
+
+def _what(movement: Movement) -> str:
+    return KINDS[movement.kind] + (f": {movement.memo}" if movement.memo else "")
+
+
+def invoice_pdf(seller: Seller, customer: Customer, payment: Movement) -> bytes:
+    """Returns the invoice of a payment, a movement of kind top_up."""
+    number = invoice_number(payment)
+    page = _Document(seller, f"Invoice {number}", payment.created_at)
+    page.parties(
+        f"Invoice {number}",
+        customer,
+        [
+            ("Date", _day(payment.created_at)),
+            ("Account", customer.account_id),
+            ("Status", f"Paid on {_day(payment.created_at)}; nothing is due"),
+            *([("Reference", payment.memo)] if payment.memo else []),
+        ],
+    )
+    paid = amount(payment.amount)
+    page.rows(
+        "",
+        ("Description", f"Amount, {customer.currency}"),
+        (120, 50),
+        [("Prepaid balance for API usage", paid), ("Total", paid), ("Paid", paid), ("Due", amount(0))],
+    )
+    return page.whole()
+
+
+class _Document(FPDF):
+    """An A4 document of the seller's with numbered pages."""
+
+    def __init__(self, seller: Seller, title: str, at: float) -> None:
+        super().__init__()
+        self._seller, self._title = seller, title
+        self._family = "Helvetica"
+        if seller.font is not None:
+            try:
+                for style in ("", "B"):
+                    self.add_font("document", style, Path(seller.font))
+            except (OSError, ValueError, RuntimeError) as error:
+                raise DocumentFontMissing(f"{seller.font}: {error}") from None
+            self._family = "document"
+        else:
+            self.core_fonts_encoding = "windows-1252"
+        self.set_creation_date(datetime.fromtimestamp(int(at), UTC))
+        self.set_title(title)
+        self.set_author(self._known(seller.name))
+        self.set_margins(_MARGIN, _MARGIN)
+        self.set_auto_page_break(True, 22)
+        self.alias_nb_pages()
+        self.add_page()
+
+    def footer(self) -> None:
+        """Writes the number of each page; the library calls it."""
+        self.set_y(-15)
+        self._font(8, grey=True)
+        text = f"{self._seller.name}   {self._title}   Page {self.page_no()} of {{nb}}"
+        self.cell(0, 5, self._known(text), align="C")
+
+    def parties(self, title: str, customer: Customer, facts: Sequence[tuple[str, str]]) -> None:
+        """Writes the seller, the title, the customer and what identifies the document."""
+        self._font(13, bold=True)
+        self._line(self._seller.name, 7)
+        self._font(9, grey=True)
+        lines = self._seller.address.splitlines()
+        lines += [f"Tax ID: {self._seller.tax_id}"] if self._seller.tax_id else []
+        for line in [*lines, *([self._seller.email] if self._seller.email else [])]:
+            self._line(line, 4.5)
+        self.ln(8)
+        self._font(18, bold=True)
+        self._line(title, 10)
+        self.ln(2)
+        top = self.get_y()
+        self._font(9, grey=True)
+        self._line("For", 5)
+        self._font(10)
+        for line in customer.lines():
+            self.multi_cell(80, 5, self._known(line), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+        bottom = self.get_y()
+        self.set_y(top)
+        for name, value in facts:
+            self.set_x(_MARGIN + 85)
+            self._font(9, grey=True)
+            self.cell(27, 5, self._known(name))
+            self._font(9)
+            self.multi_cell(58, 5, self._known(value), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+        self.set_y(max(bottom, self.get_y()) + 8)
+
+    def rows(self, title: str, head: Sequence[str], widths: Sequence[float], rows: Sequence[Sequence[str]]) -> None:
+        """Writes a table; the first text columns are left-aligned, the others right-aligned."""
+        if title:
+            self._font(12, bold=True)
+            self._line(title, 8)
+        self._font(9)
+        numeric = [all(_is_number(row[index]) for row in rows) for index in range(len(head))]
+        self.set_draw_color(200)
+        with self.table(
+            width=_WIDTH,
+            col_widths=tuple(widths),
+            text_align=tuple("RIGHT" if one else "LEFT" for one in numeric),
+            borders_layout="HORIZONTAL_LINES",
+            line_height=5,
+            padding=(0.8, 1),
+        ) as drawn:
+            for row in [head, *rows]:
+                drawn.row([self._known(cell) for cell in row])
+        self.ln(7)
+
+    def note(self, text: str) -> None:
+        self._font(8, grey=True)
+        self.multi_cell(0, 4, self._known(text), align="L")
+
+    def whole(self) -> bytes:
+        return bytes(self.output())
+
+    def _line(self, text: str, height: float) -> None:
+        self.multi_cell(0, height, self._known(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+
+    def _font(self, size: float, *, bold: bool = False, grey: bool = False) -> None:
+        self.set_font(self._family, "B" if bold else "", size)
+        self.set_text_color(_GREY if grey else 0)
+
+    def _known(self, text: str) -> str:
+        """Replaces letters that the built-in font does not have."""
+        if self._family != "Helvetica":
+            return text
+        return text.encode("windows-1252", "replace").decode("windows-1252")
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("-").replace(",", "").replace(".", "", 1).isdigit()
+
+
+def _day(at: float) -> str:
+    moment = time.gmtime(at)
+    return f"{moment.tm_mday} {time.strftime('%B %Y', moment)}"
+
+
+def _minute(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))

@@ -1,0 +1,83 @@
+"""The page of an account says why its requests were refused, who may use it, and what operators know of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.contracts.limiting import AccountStatus
+from serve_app.contracts.limits import Contract
+from serve_app.contracts.units import utc_text
+from tests.accounting.books import NOON
+
+from .conftest import House, cells, operator, submit
+
+MINUTE = 60.0
+
+
+def line(seconds_ago: float, status: int = 429, **more: Any) -> dict[str, Any]:
+    reason = "Requests per minute: the limit is 3 and 3 are in use."
+    found = {"time": utc_text(NOON - seconds_ago, "milliseconds"), "status": status, "code": "requests"}
+    return found | {"reason": reason, "model": "svc-chat", "key": None, "request_id": f"r{seconds_ago:.0f}"} | more
+
+
+def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> None:
+    lines = [line(300), line(240), line(60, 402, code="insufficient_balance", reason=None, model="none")]
+    house.answers["refusals"] = {"lines": lines, "is_complete": True}
+    browser, path = operator(house, "read-only", "ray@example.org"), f"/console/operator/accounts/{house.account_id}"
+    page = browser.get(path).text
+    assert "Requests per minute: the limit is 3 and 3 are in use." in page
+    assert 'name="at" type="datetime-local" value="2026-06-01T12:00"' in page
+    page = browser.get(f"{path}/refusals", params={"at": "2026-06-01T11:55"}).text
+    assert house.asked[-1][:2] == (
+        "refusals",
+        {"account_id": house.account_id, "since": NOON - 15 * MINUTE, "until": NOON + 5 * MINUTE},
+    )
+    assert '<strong class="num">2 ×</strong> More requests per minute than the limit.' in page
+    assert "The account&#39;s balance did not cover the request." in page  # a line without its reason
+    assert page.index("<code>r60</code>") < page.index("<code>r300</code>")
+    assert [one.action for one in house.ledger.audit_log(house.account_id)[:2]] == ["read_refusals", "read_account"]
+    answer = browser.get(f"{path}/refusals", params={"at": "14:05"})
+    assert answer.status_code == 422
+    assert "Give the time as YYYY-MM-DDTHH:MM, in UTC." in answer.text
+
+
+def test_an_account_is_shown_while_gateways_and_limiters_are_away(house: House) -> None:
+    browser, path = operator(house, "read-only", "ray@example.org"), f"/console/operator/accounts/{house.account_id}"
+    page = browser.get(path)
+    assert page.status_code == 200
+    assert "No gateway answers" in page.text
+    assert "No gateway answers" in browser.get(f"{path}/refusals").text
+    assert browser.get("/console/operator/accounts/acct_none").status_code == 404
+    assert browser.get("/console/operator/accounts/acct_none/refusals").status_code == 404
+
+
+def test_the_page_shows_keys_people_entries_and_the_limits_of_now(house: House) -> None:
+    house.member("eve@example.org", "billing")
+    house.ledger.create_key(house.account_id, "<i>laptop", "0" * 64, "sk-abc…z")
+    house.status = AccountStatus(house.account_id, 10**9, 2, Contract(rpm=77), (("smollm2", 1234),))
+    browser, path = operator(house, "read-only", "ray@example.org"), f"/console/operator/accounts/{house.account_id}"
+    page = browser.get(path).text
+    assert cells(page, "eve@example.org")[1] == "billing"
+    assert cells(page, "&lt;i&gt;laptop")[0] == "sk-abc…z"
+    assert "Now 77" in page
+    assert "smollm2 leaves 1,234 tokens per minute" in page
+    assert "Payment" in page
+    assert "Save limits" not in page  # a reader changes nothing
+    assert "Give credit" not in page
+
+
+def test_notes_stay_with_the_account_and_operators_alone_see_them(house: House) -> None:
+    browser, path = operator(house, "finance", "fay@example.org"), f"/console/operator/accounts/{house.account_id}"
+    for _ in range(2):
+        fields = {"text": "<b>pays late</b>", "once": "0123"}
+        assert submit(browser, path, f"{path}/notes", **fields).status_code == 303
+    page = browser.get(path).text
+    assert page.count("&lt;b&gt;pays late&lt;/b&gt;") == 1
+    assert "added a note about Ada&#39;s" in page
+    answer = submit(browser, path, f"{path}/notes", text="x" * 1001)
+    assert answer.status_code == 422
+    assert "a note has 1 to 1000 printable characters" in answer.text
+    reader = operator(house, "read-only", "ray@example.org")
+    assert submit(reader, path, f"{path}/notes", text="x").status_code == 403
+    owner = house.member("ada@example.org")
+    assert "pays late" not in owner.get(f"/console/accounts/{house.account_id}").text

@@ -1,0 +1,126 @@
+"""A canary is compared with the stable backend; each change goes through the admin API under the operator's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.console.operator_model_pages import comparison
+
+from .conftest import House, operator, submit
+
+PATH = "/console/operator/models/svc-chat"
+NOW_TEXT = "2026-06-01T12:00:00Z"
+
+
+def backend(name: str, share: float) -> dict[str, Any]:
+    found = {"name": name, "weight": round(100 * share), "share": share, "status": "RUNNING", "replicas": 1}
+    return found | {"healthy": True, "ejected": False}
+
+
+def figures(name: str, first: float, *, requests: int = 100, failed: int = 0) -> dict[str, Any]:
+    times = {"p50": first, "p95": 2 * first}
+    return {"backend": name, "requests": requests, "failed": failed} | dict.fromkeys(
+        ("first_token_ms", "per_token_ms", "total_ms"), times
+    )
+
+
+TRAFFIC = {"version": 7, "weights": {"stable": 95, "new": 5}, "changed_at": NOW_TEXT, "actor": "ann@example.org"}
+MODEL: dict[str, Any] = {
+    "id": "svc-chat",
+    "source": "config.yaml",
+    "context_length": 8192,
+    "max_output": 1024,
+    "backends": [backend("new", 0.05), backend("stable", 0.95)],
+    "fallback": None,
+    "aliases": [],
+    "price": {"input": "1.00", "cached_input": "0.50", "output": "3.00"},
+    "traffic": TRAFFIC | {"reason": "<b>try", "before": 3, "undoes": None},
+    "rollback": {"stable": 100},
+    "first_token_target_s": 5.0,
+    "output_token_target_s": 0.2,
+    "history": [TRAFFIC | {"reason": "<b>try", "before": 3, "undoes": None}],
+    "prices": [{"input": "2.00", "cached_input": "1.00", "output": "6.00", "version": 9, "effective_at": NOW_TEXT}],
+}
+
+
+@pytest.fixture
+def served(house: House) -> House:
+    house.answers["model"] = MODEL
+    house.answers["models"] = {"models": [MODEL], "backends": []}
+    compared = [figures("new", 150, failed=3), figures("stable", 100)]
+    house.answers["comparison"] = {"backends": compared, "seconds": 900.0, "is_complete": True}
+    return house
+
+
+def test_the_canary_is_compared_with_the_backend_of_most_traffic() -> None:
+    compared = {"backends": [figures("new", 150, failed=3), figures("stable", 100)]}
+    stable, new = comparison(MODEL, compared)
+    assert (stable["name"], stable["is_stable"], stable["changes"]) == ("stable", True, {})
+    assert (new["error_rate"], new["is_enough"]) == (0.03, True)
+    assert new["changes"]["first_token_ms", "p95"] == 0.5
+    _, few = comparison(MODEL, {"backends": [figures("new", 150, requests=29), figures("stable", 100)]})
+    assert few["is_enough"] is False
+    for none in (None, {"backends": []}, {"backends": [figures("new", 1)]}):
+        assert [row["changes"] for row in comparison(MODEL, none)] == [{}, {}]
+
+
+def test_the_page_shows_the_difference_and_refreshes_it(served: House) -> None:
+    page = operator(served, "read-only", "ray@example.org").get(PATH).text
+    assert "+50%" in page
+    assert "3.00%" in page
+    assert f'hx-get="{PATH}" hx-select="#comparison"' in page
+    assert "&lt;b&gt;try" in page
+    assert "Shift traffic" not in page  # a reader changes nothing
+    assert "Set price" not in page
+    assert "svc-chat" in operator(served, "read-only", "rob@example.org").get("/console/operator/models").text
+    del served.answers["comparison"]
+    assert "No gateway answers, so there are no figures." in operator(served, "admin", "a@example.org").get(PATH).text
+
+
+def test_each_change_names_its_operator_and_the_traffic_that_the_page_showed(served: House) -> None:
+    browser = operator(served, "support", "sue@example.org")
+    served.answers |= {name: {} for name in ("canary", "promote", "rollback")}
+    sent = {"backend": "new", "share": "12.5%", "reason": "better", "expected": "7"}
+    assert submit(browser, PATH, f"{PATH}/canary", **sent).status_code == 303
+    assert served.asked[-1] == (
+        "canary",
+        {"id": "svc-chat", "body": {"backend": "new", "share": 12.5, "reason": "better", "expected": 7}},
+        "sue@example.org",
+    )
+    assert submit(browser, PATH, f"{PATH}/promote", backend="new", expected="7").status_code == 303
+    assert served.asked[-1][1]["body"] == {"backend": "new", "expected": 7}
+    assert submit(browser, PATH, f"{PATH}/rollback", expected="7").status_code == 303
+    assert served.asked[-1][:2] == ("rollback", {"id": "svc-chat", "body": {"expected": 7}})
+
+
+def test_a_refused_change_is_explained_in_its_form(served: House) -> None:
+    browser = operator(served, "support", "sue@example.org")
+    served.answers["canary"] = {"refused": {"status": 422, "message": "new is not ready", "param": "backend"}}
+    answer = submit(browser, PATH, f"{PATH}/canary", backend="new", share="20", reason="kept text")
+    assert answer.status_code == 422
+    assert "new is not ready" in answer.text
+    assert 'value="kept text"' in answer.text
+    asked = len(served.asked)
+    answer = submit(browser, PATH, f"{PATH}/canary", backend="new", share="many")
+    assert "Give the share as a percentage from 0 to 100." in answer.text
+    assert "canary" not in [operation for operation, _, _ in served.asked[asked:]]
+    served.answers["model"] = {"refused": {"status": 404, "message": "the model 'x' does not exist", "param": None}}
+    assert browser.get("/console/operator/models/x").status_code == 404
+
+
+def test_a_price_may_begin_later(served: House) -> None:
+    browser = operator(served, "finance", "fay@example.org")
+    served.answers["price"] = {}
+    sent = {"input": "2", "cached_input": "1", "output": "6"}
+    assert submit(browser, PATH, f"{PATH}/price", **sent, effective_at="2026-07-01T00:00").status_code == 303
+    body = sent | {"effective_at": "2026-07-01T00:00:00Z"}
+    assert served.asked[-1] == ("price", {"id": "svc-chat", "body": body}, "fay@example.org")
+    assert submit(browser, PATH, f"{PATH}/price", **sent).status_code == 303
+    assert served.asked[-1][1]["body"] == sent
+    answer = submit(browser, PATH, f"{PATH}/price", **sent, effective_at="tomorrow")
+    assert answer.status_code == 422
+    assert "Give the time as YYYY-MM-DDTHH:MM, in UTC." in answer.text
+    served.answers["price"] = {"refused": {"status": 422, "message": "output: 'x' is no amount", "param": "output"}}
+    assert "is no amount" in submit(browser, PATH, f"{PATH}/price", **sent).text
