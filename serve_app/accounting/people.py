@@ -193,7 +193,7 @@ def change_person(transaction: Transaction, wanted: ChangePerson, now: float) ->
     if wanted.before is not None:
         if read_person(connection, wanted.user_id).password != wanted.before:
             raise InvalidValue("the password was changed meanwhile")
-        connection.execute(delete(passkeys).where(passkeys.c.user_id == wanted.user_id))  # whoever knew it may have one
+        connection.execute(delete(passkeys).where(passkeys.c.user_id == wanted.user_id))  # one may be an intruder's
     if "totp_secret" in wanted.changes:
         set_recovery_codes(connection, wanted.user_id, wanted.recovery)
     step = {} if wanted.totp_step is None else {"totp_step": wanted.totp_step}

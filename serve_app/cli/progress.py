@@ -1,4 +1,4 @@
-"""What a command is doing, on standard error, once it has taken two seconds."""
+"""Prints on standard error what a command is doing, once it has taken two seconds."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class _Teller:
         return f"read {what} of {self.account}" if self._record.account_id else f"read {what} of all accounts"
 
 
-#: What each action tells, in the order of the filter's menu.
+#: The sentence of each action, in the order of the filter's menu.
 ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "create_account": lambda one: f"created the account {one.account}",
     "set_limits": _Teller.limits,

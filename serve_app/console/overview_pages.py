@@ -163,7 +163,7 @@ def _quality(rows: Sequence[UsageRecord]) -> dict[str, float] | None:
 def _limits(
     own: Mapping[str, int], status: AccountStatus | None, minute: Sequence[UsageRecord]
 ) -> list[tuple[str, int | None, int | None]]:
-    """Returns each limit's name, its value, and how much of it is in use; None: not known, because nobody answers."""
+    """Returns each limit's name, its value, and how much of it is in use; None: the limiter does not answer."""
     used: dict[str, int | None] = {
         "rpm": len(minute),
         "tpm": sum(row.prompt_tokens + row.completion_tokens for row in minute),

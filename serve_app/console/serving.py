@@ -58,5 +58,5 @@ def serving(live: Mapping[str, Any] | None) -> Serving:
 
 
 def _is_down(backend: Mapping[str, Any] | None) -> bool:
-    """Returns whether a backend answers nobody. One whose status is unknown counts as up."""
+    """Returns whether a backend is down. A backend of unknown status counts as up."""
     return backend is not None and backend["status"] is not None and backend["status"] != RUNNING
