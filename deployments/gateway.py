@@ -139,6 +139,8 @@ class Gateway:
             recent_lines=partial(recent_lines, args.state_dir() / FOLDER),
             alert_mail=args.alert_mail,
             private_webhooks=args.private_webhooks,
+            brand=args.brand,
+            console=self._console_path,
         )
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
@@ -197,13 +199,18 @@ class Gateway:
 
     async def _front_page(self, base: str) -> Page | None:
         """Returns the page at `/`, rendered by the console; None if none runs or it does not answer."""
-        root = self._backends.route_of(CONSOLE)
+        root = self._console_path()
         if root is None:
             return None
         offers = tuple(offers_of(self._services.catalogue, time.time()))
         return await self._console_handle.landing(
-            Front(base, root.rstrip("/"), offers, self._admin.currency, await self._is_ready())
+            Front(base, root, offers, self._admin.currency, await self._is_ready())
         )
+
+    def _console_path(self) -> str | None:
+        """Returns the console's path; None if none runs."""
+        root = self._backends.route_of(CONSOLE)
+        return None if root is None else root.rstrip("/")
 
     def document(self) -> bytes:
         """Returns the operators' OpenAPI document, for the console."""

@@ -182,6 +182,24 @@ class _StateArgs(_Strict):
         return path
 
 
+class BrandSettings(_Strict):
+    """Name, logo and colour of the product on its pages."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)] = "serve-app"
+    """The product's name."""
+    logo: Path | None = None
+    """File of the logo, an SVG or a PNG, square. Default: a built-in icon."""
+    accent: Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")] = "#066fd1"
+    """Colour of buttons and links, as `#RRGGBB`. White text must be legible on it."""
+
+    @field_validator("logo")
+    @classmethod
+    def _is_picture(cls, value: Path | None) -> Path | None:
+        if value is not None and (value.suffix not in (".svg", ".png") or not value.is_file()):
+            raise ValueError("must be the path of an .svg or .png file that exists")
+        return value
+
+
 class GatewayArgs(_StateArgs):
     """`args` of the gateway application."""
 
@@ -222,6 +240,8 @@ class GatewayArgs(_StateArgs):
     private_webhooks: bool = False
     """Whether `/account/alerts` accepts addresses that are not public, http, and any port. Must equal the console's
     setting."""
+    brand: BrandSettings = BrandSettings()
+    """Name, logo and colour of the product on the pages below `/docs`. Should equal the console's setting."""
 
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:
@@ -276,24 +296,6 @@ class OpenIdSettings(_Strict):
     """The console's id at the provider."""
     name: Annotated[str, Field(min_length=1, max_length=60)] = "single sign-on"
     """The provider's name on the pages."""
-
-
-class BrandSettings(_Strict):
-    """Name, logo and colour of the product on the console's pages."""
-
-    name: Annotated[str, Field(min_length=1, max_length=40)] = "serve-app"
-    """The product's name."""
-    logo: Path | None = None
-    """File of the logo, an SVG or a PNG, square. Default: a built-in icon."""
-    accent: Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")] = "#066fd1"
-    """Colour of buttons and links, as `#RRGGBB`. White text must be legible on it."""
-
-    @field_validator("logo")
-    @classmethod
-    def _is_picture(cls, value: Path | None) -> Path | None:
-        if value is not None and (value.suffix not in (".svg", ".png") or not value.is_file()):
-            raise ValueError("must be the path of an .svg or .png file that exists")
-        return value
 
 
 class SellerSettings(_Strict):

@@ -14,9 +14,9 @@ from serve_app.accounting.schema import accounts, api_keys, head, usage_daily
 from serve_app.accounting.validation import check_day, check_name, check_page, equals
 from serve_app.contracts.books import AccountSnapshot, Changes, KeySnapshot
 from serve_app.contracts.commands import FindKeys, GetAccount, ListAccounts, ListKeys, ReadChanges
-from serve_app.contracts.errors import AccountNotFound, KeyNotFound
+from serve_app.contracts.errors import AccountNotFound, InvalidValue, KeyNotFound
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
-from serve_app.contracts.operators import AccountsPage, FoundAccount, SearchAccounts
+from serve_app.contracts.operators import ORDERS, AccountsPage, FoundAccount, SearchAccounts
 from serve_app.contracts.periods import period_at
 
 _KEYS = select(api_keys, accounts.c.version.label("account_version")).join(
@@ -56,8 +56,13 @@ def list_accounts(connection: Connection, wanted: ListAccounts, _now: float) -> 
 
 @reads(SearchAccounts, timeout_s=LONG_S)
 def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float) -> AccountsPage:
-    text, order = wanted.text.strip().lower(), (accounts.c.created_at.desc(), accounts.c.id)
-    query = select(accounts).order_by(*order).limit(check_page(wanted.limit) + 1)
+    if wanted.order not in ORDERS:
+        raise InvalidValue(f"the order of accounts must be one of: {', '.join(ORDERS)}")
+    text, balance = wanted.text.strip().lower(), accounts.c.granted + accounts.c.topped_up
+    by = {"newest": accounts.c.created_at, "name": func.lower(accounts.c.name)}.get(wanted.order, balance)
+    is_falling = wanted.order in ("newest", "highest balance")
+    query = select(accounts).order_by(by.desc() if is_falling else by, accounts.c.id)
+    query = query.limit(check_page(wanted.limit) + 1)
     if text:
         check_name(text, "a search")
         named = func.lower(accounts.c.name).contains(text, autoescape=True)
@@ -65,16 +70,16 @@ def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float)
     if wanted.active is not None:
         query = query.where(accounts.c.active == wanted.active)
     if wanted.below is not None:
-        query = query.where(accounts.c.granted + accounts.c.topped_up < wanted.below)
+        query = query.where(balance < wanted.below)
     daily = usage_daily.c
     since = daily.day >= check_day(wanted.day_from or "1970-01-01")
     if wanted.spending is not None:
         charged = exists().where(daily.account_id == accounts.c.id, since, daily.charged > 0)
         query = query.where(charged if wanted.spending else ~charged)
     if wanted.after is not None:
-        last = read_account(connection, wanted.after)
-        at, account_id = accounts.c.created_at, accounts.c.id
-        query = query.where(or_(at < last.created_at, and_(at == last.created_at, account_id > last.account_id)))
+        last_id = read_account(connection, wanted.after).account_id
+        last = select(by).where(accounts.c.id == last_id).scalar_subquery()
+        query = query.where(or_(by < last if is_falling else by > last, and_(by == last, accounts.c.id > last_id)))
     found = _accounts(connection, query)
     page = found[: wanted.limit]
     ids = [one.account_id for one in page]

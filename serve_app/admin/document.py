@@ -186,13 +186,14 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
 
 def customer_document(document: Schema) -> Schema:
     """Returns the part of a document that is for customers."""
-    return _part(document, lambda path: not path.startswith(OPERATORS_PATH))
+    part = _part(document, lambda path: not path.startswith(OPERATORS_PATH))
+    return {**part, "info": document["info"] | {"title": "API reference"}}
 
 
 def operator_document(document: Schema) -> Schema:
     """Returns the part of a document that is for operators."""
     part = _part(document, lambda path: path.startswith(OPERATORS_PATH))
-    about = {"title": "Operators' API", "description": "Every path needs the operator key."}
+    about = {"title": "Operators' API reference", "description": "Every path needs the operator key."}
     return {**part, "info": document["info"] | about}
 
 

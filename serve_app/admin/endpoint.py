@@ -53,6 +53,7 @@ from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.query_rates import QueryRates
 from serve_app.gateway.web import BodyReader
+from serve_app.settings import BrandSettings
 from serve_app.storage.request_log import Found
 from serve_app.storage.sealing import SecretKeys
 
@@ -86,6 +87,8 @@ class AdminServices:
     now: Callable[[], float] = time.time  # Unix seconds
     alert_mail: bool = False  # whether alerts can be sent by e-mail
     private_webhooks: bool = False  # whether alerts can be sent to non-public addresses
+    brand: BrandSettings = field(default_factory=BrandSettings)  # on the pages below `/docs`
+    console: Callable[[], str | None] = lambda: None  # its path; None: no console runs
     failed_logins: FailedLogins = field(init=False)
     management: ManagementKeys = field(init=False)
 

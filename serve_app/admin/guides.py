@@ -6,8 +6,9 @@ import html
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -15,81 +16,114 @@ from markdown_it.token import Token
 FOLDER: Final = Path(__file__).parents[2] / "docs"
 #: File and title of each guide, by its name in the address.
 GUIDES: Final = {
-    "quick-start": ("clients.md", "Quick start"),
-    "chat": ("api.md", "Chat completions"),
+    "quick-start": ("quick-start.md", "Quick start"),
+    "clients": ("clients.md", "SDKs and tools"),
+    "chat": ("api.md", "The API"),
     "responses": ("responses.md", "Responses"),
     "messages": ("messages.md", "Messages"),
-    "completions": ("completions.md", "Completions"),
-    "tokens": ("tokenize.md", "Tokens"),
+    "completions": ("completions.md", "Text completions"),
+    "tokens": ("tokenize.md", "Counting tokens"),
     "troubleshooting": ("troubleshooting-clients.md", "Troubleshooting"),
 }
 EXAMPLE: Final = "http://127.0.0.1:8000"  # the service's address in the documentation
+LANGUAGES: Final = {"sh": "Shell", "python": "Python", "js": "Node", "json": "JSON", "yaml": "YAML", "toml": "TOML"}
 _OF_FILE: Final = {file: name for name, (file, _) in GUIDES.items()}
-STYLE: Final = """\
-:root { --ink: #1f2937; --soft: #64748b; --line: #dce1e7; --paper: #fff; --code: #f6f8fa; --accent: #066fd1; }
-body { margin: 0; color: var(--ink); background: var(--paper); }
-body, .swagger-ui, .swagger-ui .info .title { font-family: system-ui, sans-serif; }
-.service { border-bottom: 1px solid var(--line); padding: 0.75rem 1.25rem; }
-.service nav { display: flex; flex-wrap: wrap; gap: 0.25rem 1.5rem; max-width: 1440px; margin: auto; }
-.service a, .guide a { color: var(--accent); text-decoration: none; }
-.service a:hover, .guide a:hover { text-decoration: underline; }
-.service a[aria-current] { color: var(--ink); font-weight: 600; }
-:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-.hidden { position: absolute; clip-path: inset(50%); width: 1px; height: 1px; overflow: hidden; }
-.guide { max-width: 60rem; margin: auto; padding: 1rem 1.25rem 4rem; line-height: 1.6; }
-.guide h1, .guide h2, .guide h3 { line-height: 1.25; margin: 2em 0 0.5em; }
-.guide h1 { margin-top: 1em; }
-.guide code { font-size: 0.9em; background: var(--code); padding: 0.1em 0.3em; border-radius: 4px; }
-.guide pre { background: var(--code); border: 1px solid var(--line); border-radius: 6px; padding: 1rem; }
-.guide pre, .guide .wide { overflow: auto; }
-.guide pre code { padding: 0; background: none; }
-.guide table { border-collapse: collapse; margin: 1rem 0; }
-.guide th, .guide td { border-bottom: 1px solid var(--line); padding: 0.4rem 0.75rem 0.4rem 0; text-align: left; \
-vertical-align: top; }
-"""
 
 
-def navigation(prefix: str, current: str) -> str:
-    """Returns the head of a page. `prefix` leads to the address of `/docs`; `current` is the page's title."""
-    links = [("/", "Home"), (f"{prefix}docs", "API reference")]
-    if FOLDER.is_dir():
-        links += [(f"{prefix}docs/guides/{name}", title) for name, (_, title) in GUIDES.items()]
-    shown = "".join(
-        f'<a href="{href}"{" aria-current=page" if title == current else ""}>{title}</a>' for href, title in links
-    )
-    return f'<header class="service"><nav aria-label="Documentation">{shown}</nav></header>'
+class Guide(NamedTuple):
+    """A guide as HTML, and its sections: anchor and title."""
+
+    content: str
+    sections: tuple[tuple[str, str], ...]
 
 
-def guide(name: str, address: str) -> str | None:
-    """Returns a guide as HTML, for the service at `address`; None if there is no such guide."""
+def guide(name: str, address: str) -> Guide | None:
+    """Returns a guide for the service at `address`; None if there is no such guide."""
     if name not in GUIDES or not (FOLDER / GUIDES[name][0]).is_file():
         return None
-    return _rendered(name).replace(EXAMPLE, html.escape(address))
+    made = _rendered(name)
+    return made._replace(content=made.content.replace(EXAMPLE, html.escape(address)))
 
 
 @cache
-def _rendered(name: str) -> str:
+def _rendered(name: str) -> Guide:
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    markdown.add_render_rule("heading_open", _heading)
-    markdown.add_render_rule("table_open", lambda *_: '<div class="wide" tabindex="0" role="region"><table>\n')
-    markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
     tokens = markdown.parse((FOLDER / GUIDES[name][0]).read_text())
-    for token in tokens:
-        for child in token.children or ():
-            if child.type == "link_open":
-                child.attrs["href"] = _target(str(child.attrs["href"]))
-    return str(markdown.renderer.render(tokens, markdown.options, {}))
+    sections = []
+    for index, token in enumerate(tokens):
+        if token.type == "heading_open":
+            title = tokens[index + 1].content.replace("`", "")
+            token.attrSet("id", _anchor(title))
+            if token.tag == "h2":
+                sections.append((_anchor(title), title))
+        elif token.type == "inline":
+            _lead_to_guides(token.children or [])
+    _group(tokens)
+    numbers = count()
+    for kind, rule in (
+        ("table_open", lambda *_: '<div class="table-responsive" tabindex="0" role="region"><table class="table">\n'),
+        ("table_close", lambda *_: "</table></div>\n"),
+        ("fence", lambda _, some, index, *__: _code(some, index, next(numbers))),
+    ):
+        markdown.add_render_rule(kind, rule)
+    return Guide(str(markdown.renderer.render(tokens, markdown.options, {})), tuple(sections))
 
 
-def _heading(renderer: Any, tokens: Sequence[Token], index: int, *_: Any) -> str:
-    text = tokens[index + 1].content.lower()
-    anchor = re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", text)).strip("-")
-    return f'<{tokens[index].tag} id="{html.escape(anchor)}">'
+def _anchor(title: str) -> str:
+    return html.escape(re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-"))
 
 
-def _target(href: str) -> str:
-    """Returns where a link of the documentation leads here: pages for operators are not served, and lead to the top."""
-    file, _, anchor = href.partition("#")
-    if re.match(r"https?:", href) or not file:
-        return href
-    return f"{_OF_FILE[file]}{'#' if anchor else ''}{anchor}" if file in _OF_FILE else "#"
+def _lead_to_guides(tokens: list[Token]) -> None:
+    """Points links of the documentation to the guides. A link to a page for operators becomes plain text."""
+    ends: list[bool] = []
+    for index, token in enumerate(tokens):
+        if token.type == "link_open":
+            file, _, anchor = str(token.attrs["href"]).partition("#")
+            is_kept = not file or file in _OF_FILE or re.match(r"https?:", file) is not None
+            if file in _OF_FILE:
+                token.attrs["href"] = f"{_OF_FILE[file]}{'#' if anchor else ''}{anchor}"
+                if tokens[index + 1].content == file:
+                    tokens[index + 1].content = GUIDES[_OF_FILE[file]][1]
+            ends.append(is_kept)
+            token.hidden = not is_kept
+        elif token.type == "link_close":
+            token.hidden = not ends.pop()
+        if token.hidden:
+            token.type, token.content, token.tag = "text", "", ""
+
+
+def _group(tokens: Sequence[Token]) -> None:
+    """Marks examples that follow each other in different languages: they are shown as tabs."""
+    start = 0
+    while start < len(tokens):
+        end = start
+        while end < len(tokens) and tokens[end].type == "fence":
+            end += 1
+        languages = [token.info for token in tokens[start:end]]
+        if len(languages) > 1 and len(set(languages)) == len(languages):
+            for place in range(start, end):
+                tokens[place].meta = {"first": place == start, "last": place == end - 1}
+        start = max(end, start + 1)
+
+
+def _code(tokens: Sequence[Token], index: int, number: int) -> str:
+    """Returns an example with its language and a button that copies it, which scripts show."""
+    token = tokens[index]
+    language = html.escape(LANGUAGES.get(token.info, token.info.capitalize()))
+    copy = '<button type="button" class="btn btn-sm copy" hidden>Copy</button>'
+    head = f'<div class="code-head"><span>{language}</span>{copy}</div>'
+    block = f'<div class="code">{head}<pre tabindex="0"><code>{html.escape(token.content)}</code></pre></div>\n'
+    if not token.meta:
+        return block
+    group = number if token.meta["first"] else _first_of(tokens, index, number)
+    checked = " checked" if token.meta["first"] else ""
+    tab = f'<input type="radio" class="tab" name="tabs-{group}" id="tab-{number}"{checked}>'
+    tab += f'<label for="tab-{number}">{language}</label>{block}'
+    return ('<div class="tabs">' if token.meta["first"] else "") + tab + ("</div>\n" if token.meta["last"] else "")
+
+
+def _first_of(tokens: Sequence[Token], index: int, number: int) -> int:
+    """Returns the number of the first example of a group."""
+    while not tokens[index].meta["first"]:
+        index, number = index - 1, number - 1
+    return number

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mimetypes
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
@@ -18,13 +19,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from serve_app.admin.docs_pages import LOOK, guide_page, look_file, reference_page
 from serve_app.admin.document import ENDPOINTS, build_document, customer_document, operator_document
 from serve_app.admin.endpoint import AdminServices, Endpoint
-from serve_app.admin.guides import GUIDES, STYLE, guide, navigation
+from serve_app.admin.guides import GUIDES, guide
 from serve_app.admin.values import Schema
 from serve_app.api import errors
 from serve_app.gateway.backends import Catalogue
-from serve_app.gateway.front import address_of, icon
+from serve_app.gateway.front import address_of, brand_style, icon
 
 # Swagger UI sets styles from scripts and embeds its icons as data: URLs.
 _POLICY: Final = (
@@ -36,54 +38,8 @@ _SAFE: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
+_KEPT: Final = {"cache-control": "max-age=3600"}
 _ASSETS: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
-
-# URLs are relative: the pages are the same under `/` and under `/v1`.
-_HEAD: Final = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="{docs}/favicon.ico">
-<link rel="stylesheet" href="{docs}/page.css">
-"""
-_PAGE: Final = """\
-{head}<link rel="stylesheet" href="docs/swagger-ui.css">
-</head>
-<body>
-{navigation}
-<main>
-<h1 class="hidden">API reference</h1>
-<div id="docs"><noscript>This page needs JavaScript. Read <a href="openapi.json">openapi.json</a> instead.\
-</noscript></div>
-</main>
-<script src="docs/swagger-ui-bundle.js"></script>
-<script src="docs/start.js"></script>
-</body>
-</html>
-"""
-_GUIDE: Final = """\
-{head}</head>
-<body>
-{navigation}
-<main class="guide">
-{content}</main>
-</body>
-</html>
-"""
-# `validatorUrl` would send the document to Swagger's own site.
-_START: Final = """\
-window.ui = SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#docs",
-  deepLinking: true,
-  defaultModelsExpandDepth: 0,
-  displayRequestDuration: true,
-  validatorUrl: null,
-});
-"""
 
 
 class _ModelName(PathConvertor):
@@ -117,29 +73,28 @@ def admin_router(admin: AdminServices) -> APIRouter:
 
     @router.get("/docs")
     async def docs_page() -> Response:
-        head = _HEAD.format(title="API reference", docs="docs")
-        page = _PAGE.format(head=head, navigation=navigation("", "API reference"))
-        return Response(page, media_type="text/html", headers=_SAFE)
+        return Response(reference_page(admin.brand, admin.console()), media_type="text/html", headers=_SAFE)
 
     @router.get("/docs/guides/{name}")
     async def docs_guide(request: Request, name: str) -> Response:
-        content = guide(name, address_of(request))
-        if content is None:
+        made = guide(name, address_of(request))
+        if made is None:
             raise errors.not_found(f"there is no guide {name[:60]!r}: GET /docs lists them")
-        title = GUIDES[name][1]
-        page = _GUIDE.format(
-            head=_HEAD.format(title=title, docs=".."), navigation=navigation("../../", title), content=content
-        )
+        page = guide_page(GUIDES[name][1], *made, admin.brand, admin.console())
         return Response(page, media_type="text/html", headers=_SAFE)
 
-    @router.get("/docs/page.css")
-    async def docs_style() -> Response:
-        return Response(STYLE, media_type="text/css", headers=_SAFE | {"cache-control": "max-age=3600"})
+    @router.get("/docs/brand.css")
+    async def docs_brand() -> Response:
+        return Response(brand_style(admin.brand.accent), media_type="text/css", headers=_SAFE | _KEPT)
 
-    @router.get("/docs/start.js")
-    async def docs_script() -> Response:
-        return Response(_START, media_type="text/javascript", headers=_SAFE)
+    @router.get("/docs/logo")
+    async def docs_logo() -> Response:
+        if admin.brand.logo is None:
+            raise errors.not_found("there is no logo")
+        return FileResponse(admin.brand.logo, headers=_SAFE | _KEPT)
 
+    for name in LOOK:
+        router.add_api_route(f"/docs/{name}", _look(name), methods=["GET"], response_model=None)
     router.add_api_route("/docs/favicon.ico", icon, methods=["GET"], response_model=None)
     for name in _ASSETS:
         router.add_api_route(f"/docs/{name}", _file(_assets_folder() / name), methods=["GET"], response_model=None)
@@ -151,6 +106,19 @@ def _responder(endpoint: Endpoint, admin: AdminServices) -> Callable[[Request], 
         return await endpoint.respond(admin, request)
 
     return respond
+
+
+def _look(name: str) -> Callable[[Request], Awaitable[Response]]:
+    media_type = mimetypes.guess_type(name)[0]
+
+    async def send(request: Request) -> Response:
+        content, compressed = look_file(name)
+        headers = _SAFE | _KEPT | {"vary": "accept-encoding"}
+        if compressed is None or "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(content, media_type=media_type, headers=headers)
+        return Response(compressed, media_type=media_type, headers=headers | {"content-encoding": "gzip"})
+
+    return send
 
 
 def _file(path: Path) -> Callable[[], Awaitable[Response]]:

@@ -131,7 +131,9 @@ async def _terms(visit: Visit, also: Collection[str] = ()) -> dict[str, Any]:
     Raises Refused, InvalidAmount.
     """
     form, terms = visit.form, dict[str, Any]()
-    if models := visit.lists.get("model"):
+    if visit.form.get("any_model") == "no" and not visit.lists.get("model"):
+        raise Refused(422, "Select at least one model, or allow all models.", "model")
+    if (models := visit.lists.get("model")) and visit.form.get("any_model") != "yes":
         if not set(models) <= {*await visit.console.models(), *also}:
             raise Refused(422, "Choose models that are served.", "model")
         terms["models"] = tuple(models)

@@ -11,11 +11,19 @@ from fastapi.responses import Response
 from serve_app.console.notifier import words
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import notices
+from serve_app.contracts.commands import GetAccount
 from serve_app.contracts.money import parse_amount
 from serve_app.storage.sealing import of_webhooks, seal
 from serve_app.webhook_address import BadAddress, pinned
 
 LATEST: Final = 50
+#: The conditions of an alert in its form, by kind.
+CHOICES: Final = (
+    ("balance", "The balance falls below the amount"),
+    ("day", "The spending of a day reaches the amount"),
+    ("month", "The spending of a month reaches the amount"),
+    ("unusual", "The spending of a day reaches the amount and is unusual (three times the mean of 7 days)"),
+)
 
 
 async def show(visit: Visit) -> Response:
@@ -25,8 +33,8 @@ async def show(visit: Visit) -> Response:
         "alerts.html",
         alerts=await run(notices.ListAlerts(account_id)),
         told=[(notice, words(notice)) for notice in told],
-        kinds=notices.KINDS,
-        choices=[(kind, text.capitalize()) for kind, text in notices.KINDS.items()],
+        currency=(await run(GetAccount(account_id))).currency,
+        choices=CHOICES,
         has_mail=visit.console.has_mail,
     )
 

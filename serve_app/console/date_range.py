@@ -12,10 +12,10 @@ from serve_app.contracts.periods import Period, month_named, period_at
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 PRESETS: Final = {
-    "24h": "Last 24 hours",
-    "7d": "Last 7 days",
-    "30d": "Last 30 days",
-    "90d": "Last 90 days",
+    "24h": "24 hours",
+    "7d": "7 days",
+    "30d": "30 days",
+    "90d": "90 days",
     "month": "This month",
     "last-month": "Last month",
 }

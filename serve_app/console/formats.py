@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import Final
+
+from markupsafe import Markup, escape
 
 from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.units import DAY_S, HOUR_S
@@ -23,6 +26,8 @@ _UNITS: Final = (
     (MINUTE_S, "minute"),
 )
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
+_CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
+_SPAN: Final = re.compile(r'colspan="(\d+)"')
 
 
 def balance(nano: int) -> str:
@@ -83,6 +88,24 @@ def anchor(*parts: str) -> str:
     return f"d{zlib.crc32(' '.join(parts).encode()):08x}"
 
 
+def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
+    """Adds to each cell of a table's rows the name of its column, which the cell shows on a narrow screen."""
+    names = [column if isinstance(column, str) else column[0] for column in columns]
+    place = 0
+
+    def label(found: re.Match[str]) -> str:
+        nonlocal place
+        if found[1] == "tr":
+            place = 0
+            return found[0]
+        span = _SPAN.search(found[0])
+        name = names[place] if span is None and place < len(names) else ""
+        place += 1 if span is None else int(span[1])
+        return f'<{found[1]} data-label="{escape(name)}"{found[2]}>' if name else found[0]
+
+    return Markup(_CELL.sub(label, rows))
+
+
 FILTERS: Final = {
     "balance": balance,
     "cost": cost,
@@ -93,4 +116,5 @@ FILTERS: Final = {
     "relative": relative,
     "sparkline": sparkline,
     "anchor": anchor,
+    "labelled": labelled,
 }

@@ -11,6 +11,7 @@ from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
 
 CHARTED: Final = 180  # points of a chart; each is the maximum of its minutes
+DRAWN: Final = 6  # lines of a chart: more can't be told apart
 
 
 async def show(visit: Visit) -> Response:
@@ -25,18 +26,24 @@ async def show(visit: Visit) -> Response:
         serving=serving(live),
         pressure_chart=_chart(pressure.series("pressure")),
         speed_chart=_chart(pressure.series("tokens_per_s")),
+        first_seen=pressure.seen[0][0] if pressure.seen else None,
+        hidden=max(0, len({name for _, loads in pressure.seen for name in loads}) - DRAWN),
         speeds=[sum(values.values()) for _, values in pressure.seen_of("tokens_per_s")][-60:],
         speed=sum(one["load"]["tokens_per_s"] for one in (live or {}).get("backends", ()) if one["load"]),
     )
 
 
 def _chart(points: list[tuple[str, dict[str, float]]]) -> dict[str, Any] | None:
-    """Returns a line for each backend; None without data."""
+    """Returns a line for each of the backends with the highest values; None without data."""
     if len(points) < 2:
         return None
     step = -(-len(points) // CHARTED)
     groups = [points[start : start + step] for start in range(0, len(points), step)]
-    names = sorted({name for _, values in points for name in values})
+    highest: dict[str, float] = {}
+    for _, values in points:
+        for name, value in values.items():
+            highest[name] = max(value, highest.get(name, value))
+    names = sorted(sorted(highest, key=lambda name: (-highest[name], name))[:DRAWN])
     series = [
         {"name": name, "values": [_most(values.get(name) for _, values in group) for group in groups]} for name in names
     ]

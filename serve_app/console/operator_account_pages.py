@@ -25,7 +25,7 @@ from serve_app.contracts.units import DAY_S
 
 PAGE: Final = 50
 SPENDING_DAYS: Final = 30
-STATES: Final = {"": "Any state", "active": "Active", "suspended": "Suspended"}
+STATES: Final = {"": "Any status", "active": "Active", "suspended": "Suspended"}
 SPENDING: Final = {"": "Any", "yes": "Spent in the last 30 days", "no": "Spent nothing in the last 30 days"}
 CREDITS: Final = {"top_up": "Paid", "grant": "Grant"}
 ENTRIES: Final = {"top_up": "Payment", "grant": "Grant", "correction": "Correction", "expiry": "Expired grant"}
@@ -67,6 +67,8 @@ async def accounts(visit: Visit) -> Response:
         except InvalidAmount as problem:
             error = str(problem)
     since = period_at("day", visit.console.now() - (SPENDING_DAYS - 1) * DAY_S).name
+    order = query.get("order", "")
+    order = order if order in operators.ORDERS else ""
     page = await visit.console.books.run(
         operators.SearchAccounts(
             text,
@@ -76,15 +78,17 @@ async def accounts(visit: Visit) -> Response:
             since,
             {"yes": True, "no": False}.get(spending),
             query.get("after") or None,
+            order or operators.ORDERS[0],
         )
     )
-    chosen = {"search": text, "state": state, "below": typed, "spending": spending}
+    chosen = {"search": text, "state": state, "below": typed, "spending": spending, "order": order}
     given = {name: value for name, value in chosen.items() if value}
     return visit.page(
         "operator_accounts.html",
         accounts=page.rows,
         chosen=chosen,
-        is_filtered=bool(given),
+        is_filtered=any(value for name, value in given.items() if name != "order"),
+        orders=[(one, one.capitalize()) for one in operators.ORDERS],
         states=STATES,
         spendings=SPENDING,
         problem=error,

@@ -35,6 +35,7 @@ async def pending(visit: Visit) -> Response:
         decided=decided,
         kinds=CREDITS,
         alone=visit.console.credit_alone,
+        currency=(await run(commands.GetAccount(ids[0]))).currency if ids else "",
         names=await run(operators.NameSubjects(ids)),
     )
 
@@ -64,14 +65,17 @@ async def audit(visit: Visit) -> Response:
         account or None, int(after) if after else None, PAGE, actor or None, action if action in ACTIONS else None
     )
     found = await run(wanted)
-    chosen = {name: text for name, text in (("account", account), ("actor", actor), ("action", action)) if text}
+    raw = "1" if query.get("raw") == "1" else ""  # whether to show the records as they are stored
+    typed = {"account": account, "actor": actor, "action": action}
+    chosen = {name: text for name, text in (typed | {"raw": raw}).items() if text}
     names = await run(operators.NameSubjects(ids_in(found)))
     return visit.page(
         "operator_audit.html",
         log=[(one, sentence(one, names)) for one in found],
         names=names,
-        chosen={"account": account, "actor": actor, "action": action},
-        is_filtered=bool(chosen),
+        chosen=typed,
+        raw=raw,
+        is_filtered=any(typed.values()),
         actions=[("", "Everything"), *((name, label(name)) for name in ACTIONS)],
         next=await _older(visit, found, wanted, chosen),
     )

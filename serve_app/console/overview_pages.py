@@ -30,7 +30,7 @@ LIMIT_NAMES: Final = {
     "rpm": "Requests per minute",
     "tpm": "Tokens per minute",
     "concurrency": "Concurrent requests",
-    "weight": "Share of capacity under load",
+    "weight": "Priority under load",
 }
 #: Seconds before now in which the latest requests are sought, shortest first.
 WINDOWS: Final = (60.0, 600.0, HOUR_S, DAY_S, 7 * DAY_S, 90 * DAY_S)

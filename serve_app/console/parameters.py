@@ -18,6 +18,10 @@ GROUPS: Final = {
         "top_k": "Top K",
         "min_p": "Minimum P",
         "seed": "Seed",
+        "frequency_penalty": "Frequency penalty",
+        "presence_penalty": "Presence penalty",
+        "repetition_penalty": "Repetition penalty",
+        "logit_bias": "Logit bias, a JSON object",
     },
     "Length": {
         "max_tokens": "Maximum tokens",
@@ -25,13 +29,7 @@ GROUPS: Final = {
         "stop": "Stop strings, one per line",
         "stop_token_ids": "Stop token ids, one per line",
         "include_stop_str_in_output": "Include the stop string in the reply",
-        "ignore_eos": "Continue after the model's end",
-    },
-    "Repetition": {
-        "frequency_penalty": "Frequency penalty",
-        "presence_penalty": "Presence penalty",
-        "repetition_penalty": "Repetition penalty",
-        "logit_bias": "Logit bias, a JSON object",
+        "ignore_eos": "Ignore end token",
     },
     "Reasoning": {
         "reasoning_effort": "Reasoning effort",

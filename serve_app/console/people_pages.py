@@ -40,12 +40,17 @@ USED: Final = "This link is used, replaced or expired: ask for a new one."
 MAX_WAITING: Final = 20  # attempts from browsers that are not known; about two seconds of password checks
 MAX_NAME: Final = 100  # characters
 HALF_S: Final = 600.0  # from the password to the code
+INVITATION: Final = "console_invitation"  # an invitation that the browser opens again after the sign-in
+INVITATION_S: Final = 3600
 
 
 async def show_invitation(visit: Visit) -> Response:
     token = visit.request.path_params["token"]
     # The page does not depend on whether the address has a login: the account's owner can open it, too.
-    return _invitation_page(visit, await find_invitation(visit, token))
+    response = _invitation_page(visit, await find_invitation(visit, token))
+    if visit.person is None:
+        visit.set_cookie(response, INVITATION, token, INVITATION_S)
+    return response
 
 
 async def accept(visit: Visit) -> Response:
@@ -275,11 +280,19 @@ async def open_session(
         person.user_id, digest(token), expires_at, step, audit, password, recovery=recovery, passkey=passkey
     )
     await console.books.run(opened)
-    response = visit.go("/")
+    response = visit.go(await _after_sign_in(visit, person))
+    visit.delete_cookie(response, INVITATION)
     visit.set_cookie(response, SESSION, token)
     known = browser_cookie(console.secret_keys, person.email, visit.cookie(BROWSER), console.now())
     visit.set_cookie(response, BROWSER, known, int(KNOWN_S))
     return response
+
+
+async def _after_sign_in(visit: Visit, person: people.Person) -> str:
+    """Returns the page to open: an invitation of this person that the browser had open before, or the home page."""
+    token = visit.cookie(INVITATION)
+    found = await visit.console.books.run(people.FindInvitation(digest(token))) if token else None
+    return "/" if found is None or found.email != person.email else f"/invitations/{token}"
 
 
 async def _sign_in_with_code(visit: Visit) -> Response:

@@ -38,6 +38,8 @@ PHASES: Final = {
     "decode": ("Generation", "Generating the remaining tokens"),
     "settle": ("Settlement", "Recording tokens and cost"),
 }
+REST: Final = ("Other", "Time that no phase covers, such as sending the reply")
+MIN_REST_MS: Final = 1.0
 #: Fields of a log line that the page shows besides the phases.
 _SHOWN: Final = ("finish_reason", "status", "code", "stream", "reruns", "client_request_id", "first_token_ms")
 # One search at a time: the files are large.
@@ -72,7 +74,7 @@ async def requests(visit: Visit) -> Response:
         next_href=page.next and f"{base}?{urlencode(kept | {'after': page.next})}",
         first_href=f"{base}?{urlencode(kept)}",
         file=f"{base}.csv?{urlencode(kept)}",
-        presets=[*PRESETS.items(), (CUSTOM, "Custom dates")],
+        presets=[*PRESETS.items(), (CUSTOM, "Custom")],
         choices={
             "model": [("", "All models"), *((str(row.model), str(row.model)) for row in used)],
             "key": [("", "All keys"), *sorted(names.labels.items(), key=lambda one: one[1].lower())],
@@ -123,7 +125,7 @@ async def request(visit: Visit) -> Response:
         door=None if door is None else door.path,
         status_label=STATUS_LABELS[record.outcome.value],
         lines=price_lines(record),
-        timeline=None if line is None else timeline(line),
+        timeline=None if line is None else timeline(line, record.finished_at - record.started_at),
         log=dict.fromkeys(_SHOWN) | (line or {}),
         trace_id=trace_id,
         trace_href=visit.console.trace_url.replace("{trace_id}", trace_id) if is_linked else None,
@@ -162,13 +164,15 @@ class PhaseBar:
     width: float
 
 
-def timeline(line: Line) -> list[PhaseBar]:
-    """Returns the phases that a log line has, one after the other."""
+def timeline(line: Line, seconds: float) -> list[PhaseBar]:
+    """Returns the phases that a log line has, one after the other, and the rest of the request's duration."""
     known = {name: float(line[f"{name}_ms"]) for name in PHASES if isinstance(line.get(f"{name}_ms"), int | float)}
+    if known and (rest := seconds * 1000 - sum(known.values())) >= MIN_REST_MS:
+        known["rest"] = rest
     total, begins, bars = sum(known.values()) or 1.0, 0.0, []
     for name, ms in known.items():
         width = 100 * ms / total
-        bars.append(PhaseBar(*PHASES[name], ms, begins, max(width, 0.3)))
+        bars.append(PhaseBar(*PHASES.get(name, REST), ms, begins, max(width, 0.3)))
         begins += width
     return bars
 

@@ -25,7 +25,7 @@ class Serving:
 def serving(live: Mapping[str, Any] | None) -> Serving:
     """Returns the verdict. `live` is None if no limiter answers."""
     if live is None:
-        return Serving("failed", "Users are not served", ("No limiter answers, so no request is admitted.",))
+        return Serving("failed", "Outage: users are not served", ("No limiter answers, so no request is admitted.",))
     reasons: list[str] = []
     limiters = live["limiters"]
     closed = [str(one.get("shard", number)) for number, one in enumerate(limiters) if not one["admits"]]
@@ -51,10 +51,10 @@ def serving(live: Mapping[str, Any] | None) -> Serving:
         settlements = sum(one["spool"]["settlements"] for one in waiting)
         reasons.append(f"The ledger is unavailable: {settlements:,} settlements wait. Users are served meanwhile.")
     if (limiters and len(closed) == len(limiters)) or (live["models"] and len(down) == len(live["models"])):
-        return Serving("failed", "Users are not served", tuple(reasons))
+        return Serving("failed", "Outage: users are not served", tuple(reasons))
     if reasons:
-        return Serving("degraded", "Users are served, with problems", tuple(reasons))
-    return Serving("ok", "Users are served")
+        return Serving("degraded", "Degraded", tuple(reasons))
+    return Serving("ok", "Operational")
 
 
 def _is_down(backend: Mapping[str, Any] | None) -> bool:

@@ -13,6 +13,7 @@ from typing import Final
 from fastapi.responses import Response
 
 from serve_app.console.web import TEMPLATES, Refused, Visit
+from serve_app.gateway.front import brand_style
 
 FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
@@ -61,7 +62,7 @@ async def send(visit: Visit) -> Response:
     """Sends one of the files, or what the brand adds to them."""
     name, brand = visit.request.path_params["name"], visit.console.brand
     if name == BRAND:
-        found: StaticFile | None = StaticFile.of(_style(brand.accent).encode(), BRAND)
+        found: StaticFile | None = StaticFile.of(brand_style(brand.accent).encode(), BRAND)
     elif name == LOGO and brand.logo is not None:
         found = StaticFile.of(brand.logo.read_bytes(), brand.logo.name)
     else:
@@ -77,12 +78,6 @@ async def send(visit: Visit) -> Response:
     if found.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
         content, headers["content-encoding"] = found.compressed, "gzip"
     return Response(content, headers=headers, media_type=found.media_type)
-
-
-def _style(accent: str) -> str:
-    """Returns the style sheet of the brand's colour, `#RRGGBB`."""
-    red, green, blue = (int(accent[at : at + 2], 16) for at in (1, 3, 5))
-    return f":root, [data-bs-theme] {{ --tblr-primary: {accent}; --tblr-primary-rgb: {red}, {green}, {blue}; }}\n"
 
 
 TEMPLATES.filters["static"] = address

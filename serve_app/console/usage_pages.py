@@ -41,7 +41,7 @@ async def usage(visit: Visit) -> Response:
         group_label=GROUPS[group],
         measure_label=MEASURES[measure],
         file=f"/accounts/{account_id}/usage.csv?{urlencode(when.query | chosen)}",
-        presets=[*PRESETS.items(), (CUSTOM, "Custom dates")],
+        presets=[*PRESETS.items(), (CUSTOM, "Custom")],
         groups=list(GROUPS.items()),
         measures=list(MEASURES.items()),
     )
@@ -102,5 +102,6 @@ def _chart(found: Report, currency: str) -> dict[str, Any]:
         "series": [{"name": name, "values": values} for name, values in found.series],
         "type": "line" if found.measure == "latency" else "bar",
         "stacked": found.measure != "latency",
+        "failed": found.measure == "errors",
         "unit": currency if found.measure == "cost" else _UNITS.get(found.measure, "tokens"),
     }

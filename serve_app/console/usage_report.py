@@ -35,7 +35,7 @@ MEASURES: Final = {
 }
 STATUS_LABELS: Final = {"completed": "Completed", "cancelled": "Cancelled by the client", "failed": "Failed"}
 _UNKNOWN: Final = "Unknown"
-_OTHER_MAKERS: Final = "Not a member"
+_OTHER_MAKERS: Final = "Former members"
 #: What the daily sums of the ledger do not have: single requests are read for it.
 _OF_REQUESTS: Final = frozenset({"status", "latency", "errors"})
 

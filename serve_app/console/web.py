@@ -75,6 +75,7 @@ TEMPLATES.filters |= formats.FILTERS
 #: Icons of the pages in the navigation, by name and in its order.
 NAVIGATION: Final = {
     "Overview": "layout-dashboard",
+    "Service": "gauge",
     "Accounts": "building",
     "People": "users",
     "Playground": "message-chatbot",
@@ -91,7 +92,8 @@ NAVIGATION: Final = {
     "Credits": "gift",
     "Notices": "speakerphone",
     "Audit": "history",
-    "Books": "book",
+    "Accounting": "book",
+    "API reference": "api",
 }
 MAX_ACCOUNTS: Final = 20  # in the account switcher
 ACCOUNT_NAMES_S: Final = 60.0  # for which an account's name is kept

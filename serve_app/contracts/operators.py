@@ -11,6 +11,7 @@ from serve_app.contracts.messages import set_state
 from serve_app.contracts.people import Person
 
 ROLES: Final = ("admin", "support", "finance", "read-only")
+ORDERS: Final = ("newest", "name", "lowest balance", "highest balance")  # of accounts
 LEVELS: Final = ("info", "warning", "danger")  # of announcements
 
 
@@ -59,7 +60,7 @@ class FoundAccount:
 
 @dataclass(frozen=True, slots=True)
 class AccountsPage:
-    """A page of accounts, newest first. `next` is the `after` of the next page, or None on the last page."""
+    """A page of accounts. `next` is the `after` of the next page, or None on the last page."""
 
     rows: tuple[FoundAccount, ...]
     next: str | None = None
@@ -67,7 +68,7 @@ class AccountsPage:
 
 @dataclass(frozen=True, slots=True)
 class SearchAccounts(Command[AccountsPage]):
-    """Returns up to `limit` accounts, newest first, by part of the name (in any case) or by the beginning of the id.
+    """Returns up to `limit` accounts in one of ORDERS, by part of the name (in any case) or the beginning of the id.
 
     `below` is an amount in nano-units that the balance on the books does not reach. `day_from` (YYYY-MM-DD) begins the
     usage that is summed; with `spending`, only accounts that were charged since then match (False: only the others).
@@ -81,6 +82,7 @@ class SearchAccounts(Command[AccountsPage]):
     day_from: str | None = None
     spending: bool | None = None
     after: str | None = None
+    order: str = "newest"
 
     __setstate__ = set_state
 

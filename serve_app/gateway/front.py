@@ -45,6 +45,12 @@ async def icon(_: Request) -> Response:
     return Response(content, media_type="image/x-icon", headers={"cache-control": f"public, max-age={ICON_S}"})
 
 
+def brand_style(accent: str) -> str:
+    """Returns the style sheet of the brand's colour, `#RRGGBB`."""
+    red, green, blue = (int(accent[at : at + 2], 16) for at in (1, 3, 5))
+    return f":root, [data-bs-theme] {{ --tblr-primary: {accent}; --tblr-primary-rgb: {red}, {green}, {blue}; }}\n"
+
+
 def wants_page(accept: str) -> bool:
     """Returns whether an `accept` header asks for HTML by name, as browsers do; `*/*` does not."""
     for part in accept.lower().split(","):

@@ -11,6 +11,7 @@ from typing import Final
 
 from fpdf import FPDF
 from fpdf.enums import XPos, YPos
+from fpdf.fonts import FontFace
 
 from serve_app.contracts.billing import BillingDetails, Seller
 from serve_app.contracts.books import Movement, Statement
@@ -69,14 +70,14 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
             ("Currency", customer.currency),
         ],
     )
-    head = f"Amount, {customer.currency}"
-    sums = [("Balance at the beginning", statement.opening)]
+    head = f"Amount ({customer.currency})"
+    sums = [("Opening balance", statement.opening)]
     for kind, name in KINDS.items():
         if found := [one.amount for one in statement.movements if one.kind == kind]:
             sums.append((f"{name}s" if kind != "grant" else "Credits given", sum(found)))
     sums.append(("Usage", -sum(row.charged for row in statement.usage)))
-    sums.append(("Balance at the end" if is_over else "Balance", statement.closing))
-    page.rows("Summary", ("", f"Amount, {customer.currency}"), (120, 50), [(name, amount(nano)) for name, nano in sums])
+    sums.append(("Closing balance" if is_over else "Balance", statement.closing))
+    page.rows("Summary", ("", head), (120, 50), [(name, amount(nano)) for name, nano in sums], bold=sums[-1][0])
     moves = [(_minute(one.created_at)[:-4], _what(one), amount(one.amount)) for one in statement.movements]
     if moves:
         page.rows("Payments and credits", ("Time (UTC)", "What", head), (35, 95, 40), moves)
@@ -89,10 +90,10 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
         columns = (
             "Model",
             "Requests",
-            "Prompt tokens",
-            "of them cached",
+            "Input tokens",
+            "Cached input",
             "Output tokens",
-            f"Cost, {customer.currency}",
+            f"Cost ({customer.currency})",
         )
         page.rows("Usage by model", columns, (45, 18, 26, 26, 25, 30), usage)
     page.note("Usage counts in the month (UTC) in which its request ended. Amounts are exact.")
@@ -120,9 +121,10 @@ def invoice_pdf(seller: Seller, customer: Customer, payment: Movement) -> bytes:
     paid = amount(payment.amount)
     page.rows(
         "",
-        ("Description", f"Amount, {customer.currency}"),
+        ("Description", f"Amount ({customer.currency})"),
         (120, 50),
         [("Prepaid balance for API usage", paid), ("Total", paid), ("Paid", paid), ("Due", amount(0))],
+        bold="Total",
     )
     return page.whole()
 
@@ -187,8 +189,19 @@ class _Document(FPDF):
             self.multi_cell(58, 5, self._known(value), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
         self.set_y(max(bottom, self.get_y()) + 8)
 
-    def rows(self, title: str, head: Sequence[str], widths: Sequence[float], rows: Sequence[Sequence[str]]) -> None:
-        """Writes a table; the first text columns are left-aligned, the others right-aligned."""
+    def rows(
+        self,
+        title: str,
+        head: Sequence[str],
+        widths: Sequence[float],
+        rows: Sequence[Sequence[str]],
+        *,
+        bold: str | None = None,
+    ) -> None:
+        """Writes a table; the first text columns are left-aligned, the others right-aligned.
+
+        The row that begins with `bold` is bold.
+        """
         if title:
             self._font(12, bold=True)
             self._line(title, 8)
@@ -204,7 +217,8 @@ class _Document(FPDF):
             padding=(0.8, 1),
         ) as drawn:
             for row in [head, *rows]:
-                drawn.row([self._known(cell) for cell in row])
+                style = FontFace(emphasis="BOLD") if row[0] == bold else None
+                drawn.row([self._known(cell) for cell in row], style=style)
         self.ln(7)
 
     def note(self, text: str) -> None:

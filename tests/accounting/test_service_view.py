@@ -88,8 +88,37 @@ def test_accounts_are_filtered_and_come_in_pages(books: Books) -> None:
     assert (len(seen), len(set(seen))) == (6, 6)
     with pytest.raises(AccountNotFound):
         ledger.run(SearchAccounts("", after="acct_none"))
-    with pytest.raises(InvalidValue):
-        ledger.run(SearchAccounts("", day_from="yesterday"))
+    for wrong in ({"day_from": "yesterday"}, {"order": "richest"}):
+        with pytest.raises(InvalidValue):
+            ledger.run(SearchAccounts("", **wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("newest", ["cleo", "Bob", "Bob", "Ada"]),
+        ("name", ["Ada", "Bob", "Bob", "cleo"]),
+        ("lowest balance", ["cleo", "Bob", "Bob", "Ada"]),
+        ("highest balance", ["Ada", "Bob", "Bob", "cleo"]),
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 2, 9])
+def test_accounts_are_listed_in_the_chosen_order_over_all_pages(
+    timed: Books, clock: Clock, order: str, expected: list[str], limit: int
+) -> None:
+    ledger = timed.ledger
+    ledger.credit(timed.account_id, 10**9)
+    for name, credit in (("Bob", 500), ("Bob", 500), ("cleo", 20)):
+        clock.now += 1
+        ledger.credit(ledger.create_account(name).account_id, credit)
+    seen, ids, after = list[str](), set[str](), None
+    while True:
+        page = ledger.run(SearchAccounts("", limit, after=after, order=order))
+        seen += [one.account.name for one in page.rows]
+        ids |= {one.account.account_id for one in page.rows}
+        if (after := page.next) is None:
+            break
+    assert (seen, len(ids)) == (expected, 4)
 
 
 def test_an_accounts_entries_are_those_of_money_and_no_charges(timed: Books, clock: Clock) -> None:

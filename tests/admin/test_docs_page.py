@@ -18,6 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from serve_app.admin.guides import GUIDES
+from serve_app.settings import BrandSettings
 from tests.gateway.connections import served
 from tests.gateway.world import World
 
@@ -111,3 +112,51 @@ async def test_the_guides_are_linked_to_each_other_and_have_the_services_own_add
     assert "http://api.example.org/v1" in pages["quick-start"].text
     assert 'href="docs/guides/quick-start"' in (await http.get("/docs")).text
     assert (await http.get("/docs/guides/admin-api")).status_code == 404
+
+
+async def test_the_pages_have_the_products_header_and_the_way_to_the_console(
+    world: World, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    assert ">Console</a>" not in (await http.get("/docs")).text
+    assert (await http.get("/docs/logo")).status_code == 404
+    (tmp_path / "mark.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    world.admin.brand = BrandSettings(name="Ada & Co", logo=tmp_path / "mark.svg", accent="#0a7f3f")
+    world.admin.console = lambda: "/console"
+    for path in ("/docs", "/docs/guides/quick-start", "/v1/docs"):
+        page = (await http.get(path)).text
+        assert "· Ada &amp; Co</title>" in page
+        assert '<a class="btn ms-2" href="/console/">Console</a>' in page
+        for name in set(re.findall(r'(?:src|href)="((?:docs|\.\.)/[\w.]+)["#]', page)):
+            answer = await http.get(str(httpx.URL(f"http://service.test{path}").join(name).raw_path, "ascii"))
+            assert answer.status_code == 200, (path, name)
+    assert "--tblr-primary: #0a7f3f" in (await http.get("/docs/brand.css")).text
+
+
+async def test_a_guide_speaks_to_customers(http: httpx.AsyncClient) -> None:
+    for name in GUIDES:
+        page = (await http.get(f"/docs/guides/{name}")).text.partition("<main")[2]
+        assert 'href="#"' not in page, name
+        assert not re.search(r">\w[\w-]*\.md<", page), name
+    for name in ("quick-start", "clients", "troubleshooting"):
+        page = (await http.get(f"/docs/guides/{name}")).text.partition("<main")[2]
+        assert "make serve" not in page, name
+        assert not re.search(r"tests (run|cover)|the tests", page), name
+
+
+async def test_examples_in_several_languages_are_tabs_of_one_group(http: httpx.AsyncClient) -> None:
+    page = (await http.get("/docs/guides/quick-start")).text
+    first, second = re.findall(r'<div class="tabs">(.*?)</div>\n</div>', page, re.S)
+    for group, languages in ((first, ["Shell", "Python", "Node"]), (second, ["Python", "Node"])):
+        assert re.findall(r"<label[^>]*>(\w+)<", group) == languages
+        assert len(set(re.findall(r'name="(tabs-\d+)"', group))) == 1
+        assert group.count(" checked") == 1
+    assert len(set(re.findall(r' id="([^"]+)"', page))) == len(re.findall(r' id="([^"]+)"', page))
+
+
+async def test_a_large_file_of_the_look_is_compressed_only_for_who_accepts_it(http: httpx.AsyncClient) -> None:
+    path = "/docs/tabler.min.css"
+    packed = await http.get(path, headers={"accept-encoding": "gzip"})
+    plain = await http.get(path, headers={"accept-encoding": "identity"})
+    assert (packed.headers["content-encoding"], packed.headers["vary"]) == ("gzip", "accept-encoding")
+    assert "content-encoding" not in plain.headers
+    assert packed.content == plain.content

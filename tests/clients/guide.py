@@ -1,4 +1,4 @@
-"""The examples and settings of docs/clients.md."""
+"""The examples and settings of docs/quick-start.md and docs/clients.md."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Returns all examples in the page's order. `client` is the heading of the section."""
+    """Returns all examples in the pages' order. `client` is the heading of the section."""
     found, client = [], ""
-    text = (ROOT / "docs" / "clients.md").read_text()
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("quick-start.md", "clients.md"))
     for heading, language, code in re.findall(r"^###? ([^\n]+)$|^```(\w+)\n(.*?)^```$", text, re.M | re.S):
         client = heading or client
         if code:

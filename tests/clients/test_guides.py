@@ -1,4 +1,4 @@
-"""The examples of docs/clients.md, run unchanged except for a real address and key.
+"""The examples of docs/quick-start.md and docs/clients.md, run unchanged except for a real address and key.
 
 Settings of programs are run by `test_programs`.
 """
@@ -21,7 +21,7 @@ from tests.clients.apart import NODE, PYTHON
 from tests.clients.guide import HOST, KEY, ROOT, Example, examples
 from tests.clients.served import Served
 
-SDKS = {"curl", "OpenAI SDK for Python", "OpenAI SDK for Node", "Anthropic SDKs"}
+SDKS = {"A first call", "A streamed call", "curl", "OpenAI SDK for Python", "OpenAI SDK for Node", "Anthropic SDKs"}
 APART = {"LangChain", "LlamaIndex", "LiteLLM"}
 FRAMEWORKS = {"OpenAI's Agents SDK", "pydantic-ai", "Haystack"}
 SETTINGS = {"codex", "opencode", "Qwen Code", "inspect-ai", "lm-evaluation-harness"}

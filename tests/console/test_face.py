@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from serve_app.console import formats, static_files
 from serve_app.console.assets import ICONS, RECORD, VENDOR
@@ -111,6 +112,17 @@ def test_what_is_done_is_said_once_on_the_next_page(house: House) -> None:
     assert submit(browser, path, path, **fields).status_code == 303
     assert "Alert created" in browser.get(path).text
     assert "Alert created" not in browser.get(path).text
+
+
+def test_a_cell_has_the_name_of_its_column_for_narrow_screens() -> None:
+    rows = Markup('<tr class="x"><td>a</td><td class="text-end">1 &lt;td&gt;</td><td>menu</td></tr>')
+    rows += Markup('<tr><th colspan="2">all</th><td>b</td></tr>')
+    made = formats.labelled(rows, ["Name", ('Cost "USD"', "end"), ""])
+    assert made.partition("<tr><th")[0] == (
+        '<tr class="x"><td data-label="Name">a</td>'
+        '<td data-label="Cost &#34;USD&#34;" class="text-end">1 &lt;td&gt;</td><td>menu</td></tr>'
+    )
+    assert made.endswith('<tr><th colspan="2">all</th><td>b</td></tr>')
 
 
 def test_a_refused_form_keeps_its_values_and_shows_the_error_at_its_field(house: House) -> None:

@@ -83,6 +83,20 @@ def test_what_people_type_is_text_on_every_page(house: House) -> None:
         assert page.headers["cache-control"] == "no-store"
 
 
+def test_a_key_is_for_all_models_or_for_those_that_are_selected(house: House) -> None:
+    browser, path = house.member(), f"/console/accounts/{house.account_id}/keys"
+    made = {"all": {"any_model": "yes", "model": "svc-chat"}, "one": {"any_model": "no", "model": "svc-chat"}}
+    for name, fields in made.items():
+        assert submit(browser, path, path, name=name, **fields).status_code == 201
+    assert {key.name: key.models for key in house.ledger.list_keys(house.account_id)} == {
+        "all": None,
+        "one": ("svc-chat",),
+    }
+    refused = submit(browser, path, path, name="none", any_model="no")
+    assert (refused.status_code, "Select at least one model" in refused.text) == (422, True)
+    assert re.search(r'value="no" checked', refused.text)
+
+
 @pytest.mark.parametrize(("overlap", "seconds"), [("1 hour", 3600), ("7 days", 7 * 86400), ("0 minutes", 0)])
 def test_a_key_is_rotated_and_the_old_one_ends_after_the_overlap(house: House, overlap: str, seconds: int) -> None:
     browser, path = house.member(), f"/console/accounts/{house.account_id}/keys"

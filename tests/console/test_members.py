@@ -76,6 +76,25 @@ def test_an_owner_does_not_learn_whether_an_address_has_a_login(house: House) ->
     assert pages[:2] == pages[2:]
 
 
+def test_an_invitation_that_was_open_before_the_sign_in_opens_again_for_its_person_alone(house: House) -> None:
+    other = house.ledger.create_account("Bob & Co").account_id
+    for email in ("ada@example.org", "eve@example.org"):
+        house.member(email)
+    path, expires_at = "/console/invitations/second", house.clock.now + 3600
+    house.ledger.run(InvitePerson(other, "ada@example.org", "billing", digest("second"), expires_at))
+    for email, target in ("eve@example.org", "/console/"), ("ada@example.org", path):
+        browser = house.browser()
+        assert browser.get(path).status_code == 200
+        for wanted in (target, "/console/"):  # once
+            answer = submit(browser, "/console/sign-in", "/console/sign-in", email=email, password=PASSWORD)
+            assert (answer.status_code, answer.headers["location"]) == (303, wanted), email
+            browser.cookies.delete("console_session")
+    browser = house.browser()
+    browser.cookies.set("console_invitation", "//evil.example.org")
+    answer = submit(browser, "/console/sign-in", "/console/sign-in", email="ada@example.org", password=PASSWORD)
+    assert answer.headers["location"] == "/console/"
+
+
 def test_a_newer_invitation_and_a_membership_replace_the_open_ones(house: House) -> None:
     owner, path = house.member(), f"/console/accounts/{house.account_id}/members"
     first = house.invite("ben@example.org", "owner")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from serve_app.contracts.limiting import AccountStatus
@@ -59,8 +60,8 @@ def test_the_page_shows_keys_people_entries_and_the_limits_of_now(house: House) 
     page = browser.get(path).text
     assert cells(page, "eve@example.org")[1] == "billing"
     assert cells(page, "&lt;i&gt;laptop")[0] == "sk-abc…z"
-    assert "Now 77" in page
-    assert "smollm2 leaves 1,234 tokens per minute" in page
+    assert "Default: 77" in page
+    assert "smollm2: 1,234 tokens per minute" in page
     assert "Payment" in page
     assert "Save limits" not in page  # a reader changes nothing
     assert "Give credit" not in page
@@ -81,3 +82,14 @@ def test_notes_stay_with_the_account_and_operators_alone_see_them(house: House) 
     assert submit(reader, path, f"{path}/notes", text="x").status_code == 403
     owner = house.member("ada@example.org")
     assert "pays late" not in owner.get(f"/console/accounts/{house.account_id}").text
+
+
+def test_accounts_are_sorted_as_chosen_and_a_wrong_order_is_the_usual_one(house: House) -> None:
+    browser = operator(house, "read-only", "ray@example.org")
+    house.clock.now += 1
+    house.ledger.credit(house.ledger.create_account("Zoe").account_id, 10**15)
+    for order, first in (("name", "Ada&#39;s"), ("highest balance", "Zoe"), ("newest", "Zoe"), ("richest", "Zoe")):
+        page = browser.get("/console/operator/accounts", params={"order": order}).text
+        names = re.findall(r'/console/operator/accounts/acct_\w+">([^<]+)<', page)
+        assert names[0] == first, order
+    assert "Balance (USD)" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serve_app.console.live_pages import DRAWN
 from serve_app.contracts.books import SettlementRejected
 from serve_app.contracts.operators import SetOperatorRole
 from tests.accounting.books import NOON, settlement
@@ -135,8 +136,8 @@ def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None
         {"holder": "gateway-2", "open_requests": 0, "spool": None},
     ]
     page = browser.get(path).text
-    assert cells(page, "gateway-1") == ["7", "3", "900", "12.5 s", "unavailable"]
-    assert cells(page, "gateway-2") == ["0", "not reported yet"]
+    assert cells(page, "gateway-1") == ["7", "3", "900", "12.5 s", "Unavailable"]
+    assert cells(page, "gateway-2") == ["0", "Not reported yet"]
     stray = settlement("r9", "acct_none", "key_none")
     [answer] = house.ledger.settle([stray])
     assert isinstance(answer, SettlementRejected)
@@ -196,3 +197,26 @@ async def test_the_pressure_of_a_day_is_kept_and_no_more(house: House) -> None:
         await house.console.pressure.look()
     assert len(house.console.pressure.seen) == 24 * 60
     assert len(house.console.pressure.series("pressure")) == 24 * 60
+
+
+async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_many_it_leaves_out(house: House) -> None:
+    load = {"running": 0, "waiting": 0, "queue_age_s": 0.0, "kv_used": 0.0, "tokens_per_s": 1.0, "effective_share": 1.0}
+    assert house.live is not None
+    house.live["backends"] = [
+        {"name": f"b{number}", "status": "RUNNING", "replicas": 1, "load": load | {"pressure": 0.1 * (9 - number)}}
+        for number in range(DRAWN + 2)
+    ]
+    for seconds in (0, 60):
+        house.clock.now = NOON + seconds
+        await house.console.pressure.look()
+    page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
+    assert [one["name"] for one in chart(page, "pressure")["series"]] == [f"b{number}" for number in range(DRAWN)]
+    assert "The 2 backends with the lowest values are not drawn." in page
+    assert "Pressure by backend, since 2026-06-01 12:00:00 UTC" in page
+
+
+def test_operators_find_their_reference_in_the_navigation_in_the_consoles_look(house: House) -> None:
+    page = operator(house, "read-only", "ann@example.org").get("/console/operator/api").text
+    assert 'href="/console/operator/api" aria-current="page"' in page
+    assert "<title>Operators' API reference" in page or "<title>Operators&#39; API reference" in page
+    assert 'href="/docs">' in page

@@ -239,14 +239,14 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     fill(browser, name="laptop")
     titled(browser, "Your new key")
     expect_usable(browser)
-    assert len(browser.find_elements(By.XPATH, "//pre/following-sibling::button[normalize-space()='Copy']")) == 4
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".snippet .copy")) == 2
     origin = {"origin": service.base_url, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     browser.execute_cdp_cmd("Browser.grantPermissions", origin)
     press(browser, "Copy")
     until(lambda: browser.find_element(By.ID, "toasts").text == "Copied")
     key = browser.find_element(By.ID, "key").text
     assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == key
-    press(browser, "Python")
+    browser.find_element(By.XPATH, "//label[normalize-space()='Python']").click()
     base = re.search(r'base_url="([^"]+)"', browser.find_element(By.ID, "snippet-python").text)
     assert base is not None
     stream = service.client(key, base_url=base[1]).chat.completions.create(
@@ -269,15 +269,15 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     account.settled(3)
 
     def told() -> list[str]:
-        return [one.text for one in browser.find_elements(By.CLASS_NAME, "figures") if " tokens, 0.0" in one.text]
+        return [one.text for one in browser.find_elements(By.CLASS_NAME, "figures") if " out, 0.0" in one.text]
 
     until(lambda: len(told()) == 2)
     assert len(browser.find_elements(By.CSS_SELECTOR, ".assistant span[title*='%']")) == 10
     browser.refresh()
     until(lambda: len(told()) == 2)  # the conversation stays
     press(browser, "View code")
-    until(lambda: "Is it true?" in browser.find_element(By.ID, "python").text)
-    assert "logprobs=True" in browser.find_element(By.ID, "python").text
+    until(lambda: "Is it true?" in browser.find_element(By.ID, "code-python").text)
+    assert "logprobs=True" in browser.find_element(By.ID, "code-python").text
     expect_usable(browser)
     browser.find_element(By.CSS_SELECTOR, "#code .btn-close").click()
     left = set(browser.execute_async_script(SHOW_MARKDOWN, HOSTILE))
@@ -323,7 +323,7 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     expect_usable(browser)
     picture(browser, "keys")
     browser.find_element(By.CSS_SELECTOR, "[aria-label='Actions for laptop']").click()
-    press(browser, "Rotate laptop")
+    press(browser, "Rotate")
     Select(browser.find_element(By.CSS_SELECTOR, "dialog[open] select")).select_by_visible_text("0 minutes")
     confirm(browser)
     titled(browser, "Your new key")
@@ -471,10 +471,10 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     enter(browser, "Credits")
     expect_usable(browser)
     press(browser, "Approve")
-    assert "Book 150.00 to Cleo's?" in browser.find_element(By.CSS_SELECTOR, "dialog[open]").text
+    assert "Book 150.00 USD to Cleo's?" in browser.find_element(By.CSS_SELECTOR, "dialog[open]").text
     confirm(browser)
     until(lambda: account.nano > 154 * 10**9)
-    for section in ("Audit", "Books", "Live"):
+    for section in ("Audit", "Accounting", "Live"):
         enter(browser, section)
         expect_usable(browser)
     browser.get(f"{service.base_url}/console/operator")

@@ -40,7 +40,9 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest(".copy");
     if (!button) return;
-    const text = "copyAbove" in button.dataset ? button.previousElementSibling.textContent : button.dataset.copy;
+    const text = "copySnippet" in button.dataset
+      ? [...button.closest(".snippet").querySelectorAll("pre")].find((one) => one.checkVisibility()).textContent
+      : button.dataset.copy;
     await navigator.clipboard.writeText(text);
     button.classList.add("copied");
     toast("Copied");
@@ -99,6 +101,9 @@
   // Charts, from the JSON in the page.
   const charts = new Map();
   const COLOURS = ["#066fd1", "#f76707", "#2fb344", "#ae3ec9", "#f59f00", "#0ca678", "#d6336c", "#4263eb", "#74b816", "#667382"];
+  const REDS = ["#d63939", "#f0883e", "#a61e4d", "#e8a0a0", "#7a1414", "#c98a2b", "#f06595", "#862e2e"];
+  const STATUS_COLOURS = { Completed: "#2fb344", Failed: "#d63939", "Cancelled by the client": "#8a97a8" };
+  const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]]; // lines that lie on each other stay visible
   function draw(figure) {
     const data = JSON.parse(document.getElementById(figure.dataset.chart).textContent);
     const style = getComputedStyle(document.body);
@@ -106,15 +111,18 @@
     const line = data.type === "line", unit = data.unit ? ` ${data.unit}` : "";
     const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 6 });
     const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+    const whole = data.series.every((one) => one.values.every((value) => Number.isInteger(value ?? 0)));
+    const palette = data.failed ? REDS : COLOURS;
+    const colour = (one, index) => STATUS_COLOURS[one.name] ?? palette[index % palette.length];
     charts.get(figure)?.destroy();
     charts.set(figure, new Chart(figure.querySelector("canvas"), {
       type: line ? "line" : "bar",
       data: {
         labels: data.labels,
         datasets: data.series.map((one, index) => ({
-          label: one.name, data: one.values, backgroundColor: COLOURS[index % COLOURS.length],
-          borderColor: COLOURS[index % COLOURS.length], borderWidth: line ? 2 : 0, borderRadius: 2,
-          pointRadius: 0, pointHitRadius: 12, spanGaps: true, tension: 0.25, maxBarThickness: 40,
+          label: one.name, data: one.values, backgroundColor: colour(one, index), borderColor: colour(one, index),
+          borderWidth: line ? 2 : 0, borderRadius: 2, borderDash: line ? DASHES[index % DASHES.length] : undefined,
+          pointRadius: line && data.labels.length <= 48 ? 2 : 0, pointHitRadius: 12, spanGaps: true, tension: 0.25, maxBarThickness: 40,
         })),
       },
       options: {
@@ -124,7 +132,7 @@
           x: { stacked: !!data.stacked, grid: { display: false }, ticks: { color: ink, maxRotation: 0, autoSkipPadding: 16 } },
           y: {
             stacked: !!data.stacked, beginAtZero: true, grid: { color: grid }, border: { display: false },
-            ticks: { color: ink, maxTicksLimit: 6, callback: (value) => short.format(value) },
+            ticks: { color: ink, maxTicksLimit: 6, precision: whole ? 0 : undefined, callback: (value) => short.format(value) },
             title: { display: !!data.unit, text: data.unit, color: ink },
           },
         },
@@ -144,7 +152,74 @@
     document.querySelectorAll("figure[data-chart]").forEach(draw);
   }
 
+  // The language of snippets: the last one that was chosen.
+  function languages() {
+    for (const one of document.querySelectorAll(".snippet-tabs input")) if (one.value === stored("language")) one.checked = true;
+  }
+  document.addEventListener("change", (event) => {
+    if (!event.target.closest(".snippet-tabs")) return;
+    store("language", event.target.value);
+    languages();
+  });
+
+  // Password fields, with a button that shows the text.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-show-password]");
+    if (!button) return;
+    const field = button.previousElementSibling, hides = field.type === "text";
+    field.type = hides ? "password" : "text";
+    button.setAttribute("aria-pressed", String(!hides));
+  });
+
+  // Date fields: typed as YYYY-MM-DD, or chosen in the browser's calendar. Browsers show dates in other ways.
+  function dates() {
+    for (const field of document.querySelectorAll("input:is([type=date], [type=datetime-local]):not(.native-date)")) {
+      const hasTime = field.type === "datetime-local", box = document.createElement("div");
+      const native = field.cloneNode(), text = field.cloneNode(), button = document.createElement("button");
+      for (const name of ["id", "name", "required", "aria-invalid", "aria-describedby"]) native.removeAttribute(name);
+      native.className = "native-date";
+      native.tabIndex = -1;
+      native.setAttribute("aria-hidden", "true");
+      text.type = "text";
+      text.value = (native.value || field.getAttribute("value") || "").replace("T", " "); // also a wrong date, to correct it
+      text.placeholder = text.title = hasTime ? "YYYY-MM-DD HH:MM" : "YYYY-MM-DD";
+      text.pattern = `\\d{4}-\\d{2}-\\d{2}${hasTime ? "[ T]\\d{2}:\\d{2}" : ""}`;
+      text.autocomplete = "off";
+      text.dataset.date = hasTime ? "time" : "day";
+      button.className = "btn btn-action";
+      button.type = "button";
+      button.title = "Choose a date";
+      button.setAttribute("aria-label", "Choose a date");
+      const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+      icon.setAttribute("class", "icon");
+      icon.setAttribute("aria-hidden", "true");
+      use.setAttribute("href", `${document.body.dataset.icons}#calendar`);
+      icon.append(use);
+      button.append(icon);
+      box.className = "with-button";
+      box.append(text, button, native);
+      field.replaceWith(box);
+      button.addEventListener("click", () => {
+        native.value = text.value.trim().replace(" ", "T");
+        native.showPicker();
+      });
+      native.addEventListener("change", (event) => {
+        event.stopPropagation();
+        text.value = native.value.replace("T", " ");
+        text.dispatchEvent(new Event("change", { bubbles: true }));
+      });
+    }
+  }
+  document.addEventListener("formdata", (event) => { // as a native field would send it
+    for (const field of event.target.querySelectorAll("[data-date=time][name]"))
+      if (event.formData.has(field.name)) event.formData.set(field.name, field.value.trim().replace(" ", "T"));
+  });
+
   function refresh() {
+    dates();
+    languages();
+    for (const button of document.querySelectorAll("[data-show-password]")) button.hidden = false;
     if (navigator.clipboard) document.querySelectorAll(".copy[hidden]").forEach((button) => { button.hidden = false; });
     for (const dialog of document.querySelectorAll("dialog[data-open]")) { dialog.removeAttribute("data-open"); show(dialog); }
     times();
@@ -152,6 +227,7 @@
     drawAll();
   }
   document.addEventListener("theme-changed", drawAll);
+  let wasIn = ""; // id of the date field that has the focus while the page is replaced
   // htmx copies attributes of elements that stay: without this, also the style that a chart gives its canvas.
   document.addEventListener("htmx:before:swap", () => {
     for (const [figure, chart] of charts) {
@@ -159,8 +235,13 @@
       figure.querySelector("canvas").removeAttribute("style");
     }
     charts.clear();
+    wasIn = document.activeElement?.dataset.date ? document.activeElement.id : "";
+    for (const field of document.querySelectorAll("[data-date]")) field.removeAttribute("id");
   });
-  document.addEventListener("htmx:after:swap", refresh);
+  document.addEventListener("htmx:after:swap", () => {
+    refresh();
+    if (wasIn) document.getElementById(wasIn)?.focus();
+  });
   setInterval(times, 30000);
   window.consoleToast = toast;
   document.addEventListener("DOMContentLoaded", refresh); // after all scripts of the page

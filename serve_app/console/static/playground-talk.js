@@ -132,10 +132,20 @@ export class Talk {
       button("Run again", () => this.onEdit(number, turn.text)),
     );
     user.append(text, tools);
+    const answer = element("div", "answer");
     const assistant = element("div", "turn assistant");
     const figures = element("div", "figures text-secondary small");
-    this.place.append(user, assistant, figures);
-    const draw = () => drawReply(assistant, turn);
+    answer.append(assistant, figures);
+    user.style.order = number * 2; // conversations that are compared share a grid
+    answer.style.order = number * 2 + 1;
+    this.place.append(user, answer);
+    const room = this.place.closest(".chat");
+    const draw = () => {
+      const isAtEnd = room.scrollHeight - room.scrollTop - room.clientHeight < 100;
+      drawReply(assistant, turn);
+      if (isAtEnd) room.scrollTop = room.scrollHeight;
+    };
+    room.scrollTop = room.scrollHeight;
     let timer = null;
     return {
       grow() {
@@ -159,7 +169,7 @@ export class Talk {
     if (turn.note) parts.push(turn.note);
     if (turn.usage) {
       const charged = turn.charged ? `, ${turn.charged} ${this.currency}` : "";
-      parts.push(`${turn.usage.prompt_tokens} + ${turn.usage.completion_tokens} tokens${charged}`);
+      parts.push(`${turn.usage.prompt_tokens.toLocaleString("en")} in, ${turn.usage.completion_tokens.toLocaleString("en")} out${charged}`);
     }
     if (turn.perSecond) parts.push(`${turn.perSecond.toFixed(1)} tokens per second`);
     if (turn.firstMs) parts.push(`first token after ${turn.firstMs} ms`);

@@ -96,6 +96,7 @@ function showOffers() {
 }
 
 function showSides() {
+  byId("second-talk").parentElement.classList.toggle("compared", isComparing());
   byId("second-talk").hidden = byId("second-model").hidden = !isComparing();
   for (const one of form.querySelectorAll("[data-for-format]")) one.hidden = one.dataset.forFormat !== field("reply_format").value;
 }
@@ -130,7 +131,7 @@ function showCode() {
     return;
   }
   const code = codeOf(byId("format").value, chat, location.origin);
-  for (const language of ["curl", "python", "node"]) byId(language).textContent = code[language];
+  for (const language of ["curl", "python", "node"]) byId(`code-${language}`).textContent = code[language];
 }
 
 async function share() {

@@ -1,16 +1,39 @@
-// Shows the OpenAPI document that the page names, with the viewer that the gateway serves.
+// The guides and the API references: the viewer of OpenAPI documents, dark or light, and copying examples.
 "use strict";
 
-const viewer = document.createElement("script");
-viewer.src = "/docs/swagger-ui-bundle.js";
-viewer.addEventListener("load", () => {
-  window.ui = SwaggerUIBundle({
-    url: document.getElementById("docs").dataset.document,
-    dom_id: "#docs",
-    deepLinking: true,
-    defaultModelsExpandDepth: 0,
-    displayRequestDuration: true,
-    validatorUrl: null,
+const page = document.documentElement;
+const shown = document.getElementById("docs");
+
+const follow = () => page.classList.toggle("dark-mode", page.getAttribute("data-bs-theme") === "dark");
+follow();
+document.addEventListener("theme-changed", follow);
+
+for (const button of document.querySelectorAll("[data-theme-toggle]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => window.theme.choose(page.classList.contains("dark-mode") ? "light" : "dark"));
+}
+
+for (const button of document.querySelectorAll(".code .copy")) {
+  button.hidden = !navigator.clipboard;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.closest(".code").querySelector("pre").textContent);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
-});
-document.head.append(viewer);
+}
+
+if (shown) {
+  const viewer = document.createElement("script");
+  viewer.src = shown.dataset.viewer;
+  viewer.addEventListener("load", () => {
+    window.ui = SwaggerUIBundle({
+      url: shown.dataset.document,
+      dom_id: "#docs",
+      deepLinking: true,
+      defaultModelsExpandDepth: 0,
+      displayRequestDuration: true,
+      validatorUrl: null, // it would send the document to another site
+    });
+  });
+  document.head.append(viewer);
+}

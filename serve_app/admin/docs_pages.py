@@ -1,0 +1,134 @@
+"""The frame of `/docs`: the product's header, the guides' navigation and the files of the look.
+
+The design system, the icons and the scripts are the console's, which a gateway reads as files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from serve_app.admin.guides import FOLDER, GUIDES
+from serve_app.settings import BrandSettings
+
+REFERENCE: Final = "API reference"
+MIN_COMPRESSED: Final = 8192
+#: Files of the console below `/docs`: by their name there, the path among the console's files.
+LOOK: Final = {
+    "tabler.min.css": "vendor/tabler.min.css",
+    "icons.svg": "vendor/icons.svg",
+    "console.css": "console.css",
+    "page.css": "docs.css",
+    "theme.js": "theme.js",
+    "start.js": "reference.js",
+}
+
+_PAGE: Final = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} · {brand}</title>
+<script src="{docs}/theme.js"></script>
+<link rel="icon" href="{docs}/favicon.ico">
+<link rel="stylesheet" href="{docs}/tabler.min.css">
+<link rel="stylesheet" href="{docs}/console.css">
+{styles}<link rel="stylesheet" href="{docs}/page.css">
+<link rel="stylesheet" href="{docs}/brand.css">
+<script src="{docs}/start.js" defer></script>
+</head>
+<body>
+<a class="skip btn btn-primary" href="#main">Skip to the content</a>
+<header class="navbar navbar-expand service"><div class="container-fluid wide">
+<a class="navbar-brand" href="/">{logo} <span class="brand-name">{brand}</span></a>
+<nav class="navbar-nav ms-auto align-items-center" aria-label="Service">
+{links}<button type="button" class="btn btn-action" data-theme-toggle aria-label="Dark or light" hidden>{sun}</button>
+{console}</nav>
+</div></header>
+<div class="container-fluid wide docs">
+{side}<main id="main" class="{kind}" tabindex="-1">
+{content}</main>
+{contents}</div>
+</body>
+</html>
+"""
+_VIEWER: Final = """\
+<h1 class="visually-hidden">API reference</h1>
+<div id="docs" data-document="openapi.json" data-viewer="docs/swagger-ui-bundle.js"><noscript>This page needs \
+JavaScript. Read <a href="openapi.json">openapi.json</a> instead.</noscript></div>
+"""
+
+
+def reference_page(brand: BrandSettings, console: str | None) -> str:
+    """Returns the customers' API reference. Addresses are relative: it is the same below `/` and `/v1`."""
+    styles = '<link rel="stylesheet" href="docs/swagger-ui.css">\n'
+    return _framed(REFERENCE, _VIEWER, brand, console, "docs", "", styles=styles, kind="reference")
+
+
+def guide_page(
+    title: str, content: str, sections: Sequence[tuple[str, str]], brand: BrandSettings, console: str | None
+) -> str:
+    """Returns a guide. `console` is the console's path; None: no console runs."""
+    return _framed(title, content, brand, console, "..", "../../", sections=sections, kind="guide")
+
+
+def _framed(
+    title: str,
+    content: str,
+    brand: BrandSettings,
+    console: str | None,
+    docs: str,
+    top: str,
+    *,
+    kind: str,
+    styles: str = "",
+    sections: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Returns a page. `docs` leads to the files below `/docs`, `top` to the folder of `/docs`."""
+    guides = [(f"{top}docs/guides/{name}", one) for name, (_, one) in GUIDES.items()] if FOLDER.is_dir() else []
+    links = [(f"{top}docs/guides/quick-start", "Guides", title != REFERENCE)] if guides else []
+    links += [(f"{top}docs", REFERENCE, title == REFERENCE)]
+    picture = f'<img class="brand-logo" src="{docs}/logo" alt="" width="28" height="28">'
+    mark = f'<span class="brand-logo brand-mark">{_icon(docs, "bolt")}</span>'
+    inside = "".join(f'<li><a href="#{anchor}">{html.escape(one)}</a></li>' for anchor, one in sections)
+    return _PAGE.format(
+        title=title,
+        brand=html.escape(brand.name),
+        docs=docs,
+        styles=styles,
+        logo=mark if brand.logo is None else picture,
+        links="".join(_link(*link) + "\n" for link in links),
+        sun=_icon(docs, "sun"),
+        console="" if console is None else f'<a class="btn ms-2" href="{html.escape(console)}/">Console</a>\n',
+        side=_side(guides, title) if kind == "guide" else "",
+        kind=kind,
+        content=content,
+        contents=f'<nav class="contents" aria-label="On this page"><h2>On this page</h2><ul>{inside}</ul></nav>\n'
+        if len(sections) > 1
+        else "",
+    )
+
+
+def _link(href: str, text: str, is_here: bool) -> str:
+    return f'<a class="nav-link" href="{href}"{" aria-current=page" if is_here else ""}>{text}</a>'
+
+
+def _side(guides: Sequence[tuple[str, str]], title: str) -> str:
+    links = "".join(_link(href, text, text == title) for href, text in guides)
+    return f'<nav class="guides" aria-label="Guides"><h2>Guides</h2>{links}</nav>\n'
+
+
+def _icon(docs: str, name: str) -> str:
+    return f'<svg class="icon" aria-hidden="true"><use href="{docs}/icons.svg#{name}"></use></svg>'
+
+
+@cache
+def look_file(name: str) -> tuple[bytes, bytes | None]:
+    """Returns one of the files of LOOK, as it is and compressed; small ones are not compressed."""
+    content = (files("serve_app.console") / "static" / LOOK[name]).read_bytes()
+    return content, gzip.compress(content, 9, mtime=0) if len(content) >= MIN_COMPRESSED else None
