@@ -22,7 +22,7 @@ PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint docs lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy fuzz gpu-check console-assets
+.PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint docs lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-stream bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy fuzz gpu-check console-assets
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -103,6 +103,9 @@ bench-engine-peers: $(VENV)/.base ## install the servers that bench-engine compa
 
 bench-gateway: $(VENV)/.bench ## measure the service around a model that replies immediately, 15 minutes (ARGS=--without for each speed-up; needs wrk)
 	@$(BIN)/python -m bench.gateway --json .bench/gateway/results.json $(ARGS)
+
+bench-stream: $(VENV)/.bench ## measure when streamed tokens arrive and what each costs, eight minutes (ARGS='--only full --loads 64x50')
+	@$(BIN)/python -m bench.stream --json .bench/stream.json $(ARGS)
 
 bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy that bench-gateway compares with, into .bench
 	@$(BIN)/python -m bench.gateway.setup_peer $(ARGS)

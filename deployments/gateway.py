@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -13,8 +14,10 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from deployments.applications import BackendApplications
+from deployments.collector import spare_lasting_objects
 from deployments.handles import AccountingHandle, BackendHandles, ConsoleHandle, LimiterHandle, OtherGateways
 from deployments.http_server import amend_http_server
 from deployments.metrics import RayMetrics
@@ -63,6 +66,11 @@ HAND_OVER_S = 5.0
 logger = logging.getLogger("ray.serve")
 
 
+def _host() -> str:
+    """Returns the address at which replicas on other machines reach this process; empty if there is one machine."""
+    return "" if os.environ.get("SERVE_APP_LOCAL_STATE") == "1" else get_node_ip_address()
+
+
 @serve.deployment(
     name="Gateway",
     num_replicas=1,
@@ -83,7 +91,7 @@ class Gateway:
         amend_http_server()
         self._metrics = RayMetrics()
         self._shares: dict[tuple[str, str], float] = {}  # as last exported
-        backends = self._backends = BackendHandles()
+        backends = self._backends = BackendHandles(_host())
         self._console_handle = ConsoleHandle()
         ledger = self._ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
         keys = secret_files.load_secrets(args.state_dir())
@@ -268,6 +276,7 @@ class Gateway:
         self._services.settlements.start()
         self._orphans.start()
         await self._lifecycle.start()
+        spare_lasting_objects()
         return build_app(
             self._services,
             self._authenticator,
@@ -291,6 +300,7 @@ class Gateway:
         await settlements.hand_over(OtherGateways().take_over, HAND_OVER_S)
         if is_done:
             await settlements.close()
+        self._backends.close()
         # Last: settlements left in the spool need their holds until another process adopts both.
         await self._services.limiter.stop()
         self._metrics.flush_metrics()

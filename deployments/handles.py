@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -17,9 +17,10 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import BackPressureError, RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.schema import ApplicationStatus
 
+from deployments.reply_lines import OpenReply, ReplyListener
 from deployments.transport import Line
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable, adapter_of, application_of, detached
@@ -41,6 +42,7 @@ TRANSPORT = (RayError, RayServeException, grpc.RpcError)
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
 FINGERPRINT_S = 2.0  # a list of models does not wait for a busy replica
 LANDING_S = 3.0
+REASON_S = 2.0  # for the other half of what a replica says at its end: the last events, or why there are no more
 STATUS_S = 1.0  # minimum time between two queries to the controller
 ENTRANCE = "Entrance"  # the ingress of a backend with a custom router (deployments/routing.py)
 
@@ -173,9 +175,13 @@ def _model_of(application: str) -> DeploymentHandle:
 
 
 class BackendHandles:
-    """Implements BackendPort. Each backend is a separate application, found by name on first use."""
+    """Implements BackendPort. Each backend is a separate application, found by name on first use.
 
-    def __init__(self) -> None:
+    With a `host`, replicas on other machines reach this process there.
+    """
+
+    def __init__(self, host: str = "") -> None:
+        self._replies = ReplyListener(host)
         self._handles: dict[str, DeploymentHandle] = {}
         self._status: dict[str, dict[str, Any]] = {}
         self._status_until = 0.0
@@ -183,6 +189,10 @@ class BackendHandles:
         self._routes: dict[str, str] = {}  # path of each running application that has one
         self._deployed: dict[str, float] = {}  # deployment time by application, in Unix seconds
         self._fingerprints: dict[str, tuple[float, str]] = {}  # deployment time and fingerprint by backend
+
+    def close(self) -> None:
+        """Ends the connections of replicas."""
+        self._replies.close()
 
     async def _handle(self, application: str) -> DeploymentHandle:
         handle = self._handles.get(application)
@@ -192,31 +202,55 @@ class BackendHandles:
                 found = await asyncio.to_thread(_model_of, application)
             except TRANSPORT as error:
                 raise BackendUnavailable(f"the application {application} was not found: {error}") from None
-            handle = self._handles[application] = found.options(method_name="generate", stream=True, **PICKLED)
+            handle = self._handles[application] = found.options(method_name="reply", **PICKLED)
         return handle
 
-    async def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+    async def generate(self, backend: str, call: GenerateCall, take: Callable[[BackendEvent], None]) -> None:
         """See BackendPort."""
-        response = (await self._handle(application_of(backend))).remote(call)
+        handle = await self._handle(application_of(backend))
+        reply, to = await self._replies.open(take)
+        response = handle.remote(call, to)
+        answer = asyncio.ensure_future(_answer(response))
         try:
-            async for event in response:
-                yield event
-        except BackPressureError:
-            yield Rejected(Rejection.QUEUE_FULL)
-        except RayTaskError:
-            raise  # the replica is alive and its code failed
-        except TRANSPORT as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from None
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise BackendUnavailable("the replica has cancelled the call") from None
+            futures: list[asyncio.Future[Any]] = [reply.over, answer]
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            if not reply.is_complete and await self._ended_early(reply, answer):
+                take(Rejected(Rejection.QUEUE_FULL))
         finally:
-            _cancel(response)
+            self._replies.close_reply(reply)
+            if not reply.is_complete:
+                answer.cancel()
+                _cancel(response)
+
+    async def _ended_early(self, reply: OpenReply, answer: asyncio.Future[str | None]) -> bool:
+        """Returns whether the replicas had no place for the call. Raises the failure of one that ended early.
+
+        The failure arrives by another way than the events that were sent before it.
+        """
+        if not answer.done():  # the connection is lost, or the replica has failed: Serve knows why
+            await asyncio.wait([answer], timeout=REASON_S)
+        if not answer.done():
+            raise BackendUnavailable("the connection to the replica is lost")
+        try:
+            error = answer.exception()
+        except asyncio.CancelledError:
+            error = BackendUnavailable("the replica has cancelled the call")
+        if isinstance(error, BackPressureError):
+            return True
+        is_lost = isinstance(error, (*TRANSPORT, BackendUnavailable)) and not isinstance(error, RayTaskError)
+        if reply.has_begun or not is_lost:
+            await asyncio.wait([reply.over], timeout=REASON_S)
+        if reply.is_complete:
+            return False
+        if error is None:
+            raise BackendUnavailable(answer.result() or "the stream ended early")
+        if is_lost or isinstance(error, RayServeException):  # a replica of an earlier release has no such method
+            raise BackendUnavailable(f"{type(error).__name__}: {error}")
+        raise error
 
     async def tokenize(self, backend: str, call: TokenizeCall) -> Tokenized | Rejected:
         """See BackendPort."""
-        ask = (await self._handle(application_of(backend))).options(method_name="tokenize", stream=False)
+        ask = (await self._handle(application_of(backend))).options(method_name="tokenize")
         try:
             answer: Tokenized | Rejected = await answer_of(ask.remote(call))
         except RayTaskError as error:
@@ -237,7 +271,7 @@ class BackendHandles:
         known_at, known = self._fingerprints.get(backend, (0.0, ""))
         if known_at == deployed:
             return known
-        ask = (await self._handle(application)).options(method_name="fingerprint", stream=False)
+        ask = (await self._handle(application)).options(method_name="fingerprint")
         try:
             async with asyncio.timeout(FINGERPRINT_S):
                 fingerprint: str = await answer_of(ask.remote(*([adapter] if adapter else [])))
@@ -301,7 +335,12 @@ def _applications() -> dict[str, dict[str, Any]]:
     return applications
 
 
-def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
+async def _answer(response: DeploymentResponse[Any]) -> str | None:
+    answer: str | None = await response
+    return answer
+
+
+def _cancel(response: DeploymentResponse[Any]) -> None:
     """Cancels a call whose caller no longer waits for it.
 
     Serve (ray 2.60) loses track of a call that has reached a replica if the caller is cancelled before Serve notices.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import itertools
 import logging
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -18,13 +16,15 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
+from deployments.collector import spare_lasting_objects
 from deployments.handles import LimiterHandle, ReplicaAccountingHandle
 from deployments.metrics import RayMetrics
+from deployments.reply_lines import ReplyTo, send_events
 from serve_app import __version__, secret_files
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import shard_name
-from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, TokenizeCall, Tokenized
+from serve_app.contracts.generation import GenerateCall, Rejected, TokenizeCall, Tokenized
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spans import SpanExport
 from serve_app.engine.engines import ENGINES
@@ -124,9 +124,7 @@ class Model:
         self._replica = Replica(
             self._engine, settle, orphans=self._orphans, dialect=dialect, name=name, spans=self._spans
         )
-        # These objects live as long as the process. Frozen, they are not scanned by the collector during a step.
-        gc.collect()
-        gc.freeze()
+        spare_lasting_objects()
         self._metrics = RayMetrics()
         self._metrics.set(metrics.LOAD_SECONDS, load_s)
         self._metrics.set(metrics.REPLICA_COST, settings.cost_per_hour)
@@ -136,11 +134,9 @@ class Model:
         self._load = ReplicaLoad(slots=self._engine.max_running)
         self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
-    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        # A cut stream ends here. Without `aclosing`, the engine would continue until a garbage collection.
-        async with contextlib.aclosing(self._replica.generate(call)) as events:
-            async for event in events:
-                yield event
+    async def reply(self, call: GenerateCall, to: ReplyTo) -> str | None:
+        """Sends the events of a reply to the gateway that calls. Returns why it ended early, or None."""
+        return await send_events(self._replica.generate(call), to)
 
     async def tokenize(self, call: TokenizeCall) -> Tokenized | Rejected:
         return await self._replica.tokenize(call)

@@ -147,7 +147,7 @@ class _Frames(asyncio.Protocol, ABC):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: Any) -> None:
-        if not _same_user(transport):
+        if not is_same_user(transport):
             logger.error("a process of another user was refused at a socket of this service")
             transport.abort()
             return
@@ -273,7 +273,8 @@ class Connection(_Frames):
                 future.set_exception(Unavailable("the other side has closed the connection"))
 
 
-def _same_user(transport: asyncio.Transport) -> bool:
+def is_same_user(transport: asyncio.Transport) -> bool:
+    """Returns whether the process at the other end of a local socket belongs to this process's user."""
     end = transport.get_extra_info("socket")
     raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())

@@ -5,6 +5,7 @@ It replies to every caller and counts nothing.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from ray import serve
 from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
 
 from bench.harness.stub_request import BACKEND, MODEL
-from deployments.handles import BackendHandles
+from deployments.handles import PICKLED, BackendHandles
 from serve_app.api.chat_reply import Choice, Usage, complete_reply
 from serve_app.api.chat_request import parse_chat_request
 from serve_app.contracts.generation import Bill, Delta, Finished, GenerateCall, SamplingParams
@@ -28,6 +30,7 @@ def build_app() -> FastAPI:
     """One plain FastAPI route, and the two that the launcher calls at the start."""
     app = FastAPI(openapi_url=None)
     backends = BackendHandles()
+    model: DeploymentHandle | None = None
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -35,7 +38,12 @@ def build_app() -> FastAPI:
         request_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         sampling = SamplingParams(max_tokens=chat.max_tokens or 4096, temperature=chat.temperature)
         text, finished = "", None
-        async for event in backends.generate(BACKEND, GenerateCall(request_id, chat.messages, sampling, 0, FREE)):
+        nonlocal model
+        if model is None:
+            model = (await asyncio.to_thread(serve.get_app_handle, BACKEND)).options(
+                method_name="generate", stream=True, **PICKLED
+            )
+        async for event in model.remote(GenerateCall(request_id, chat.messages, sampling, 0, FREE)):
             if isinstance(event, Delta):
                 text += event.text
             elif isinstance(event, Finished):

@@ -16,6 +16,7 @@ from ray.serve import Application
 
 from bench.harness.stub_request import PROMPT_TOKENS, REPLY, REPLY_TOKENS
 from deployments.model import settle, unsettled
+from deployments.reply_lines import ReplyTo, send_events
 from serve_app.contracts.generation import (
     BackendEvent,
     Delta,
@@ -39,6 +40,10 @@ class Stub:
         spool = Spool(home_dir() / "spool", f"replica-{uuid.uuid4().hex}", suffix=ORPHANS, flushed=False)
         self._orphans = Orphans(settle, spool, unsettled)
         self._orphans.start()
+
+    async def reply(self, call: GenerateCall, to: ReplyTo) -> str | None:
+        """The method that gateways call."""
+        return await send_events(self.generate(call), to)
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Three events: a model's replica sends as many for a reply that takes a few milliseconds."""

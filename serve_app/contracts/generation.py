@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from serve_app.contracts.messages import set_state
+from serve_app.contracts.messages import Message, set_state
 from serve_app.contracts.money import Price
 from serve_app.contracts.trace_context import TraceCall
 
@@ -125,8 +125,7 @@ class SamplingParams:
     __setstate__ = set_state
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Message, frozen=True):
     """The sequence has left the queue and its first prefill chunk runs.
 
     An engine that learns `cached_tokens` only with the first token sends it again then, without `said_text`.
@@ -139,11 +138,8 @@ class Started:
     said: int = 0  # tokens of an earlier reply in the request, which this replica continues
     said_text: str = ""  # text of these tokens, as far as it is certain; stays in the replica
 
-    __setstate__ = set_state
 
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Message, frozen=True):
     """A token and its natural log-probability by the model's raw logits, before any sampling parameter.
 
     `text` has U+FFFD for incomplete characters, and the name of a special token. `raw` has the exact bytes.
@@ -156,8 +152,7 @@ class TokenLogprob:
     top: tuple[TokenLogprob, ...] = ()  # most likely tokens at this position, most likely first
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Message, frozen=True):
     """New text. `completion_tokens` counts all output tokens so far, including this delta's.
 
     `tokens` has this delta's tokens, only if `SamplingParams.logprobs` requests them. Held-back text may follow in a
@@ -172,11 +167,8 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     is_last: bool = False
 
-    __setstate__ = set_state
 
-
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Message, frozen=True):
     """The last event of every request, with exact counts."""
 
     reason: FinishReason
@@ -186,11 +178,8 @@ class Finished:
     marked_tokens: int | None = None  # up to the one that completed `SamplingParams.mark`; None: no mark
     stop: str | None = None  # the stop string that ended the reply; None also with several choices
 
-    __setstate__ = set_state
 
-
-@dataclass(frozen=True, slots=True)
-class PromptScored:
+class PromptScored(Message, frozen=True):
     """The next tokens of the prompt, if `SamplingParams.prompt_logprobs` requests them.
 
     All of them come after `Started` and before the first Delta. No token precedes the first one: it has a `logprob` of
@@ -209,20 +198,17 @@ class Ending(StrEnum):
     MALFORMED = "malformed"  # the arguments are not JSON, detected after some were sent; the rest is text
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
+class Reasoning(Message, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Message, frozen=True):
     """Text that is neither reasoning nor part of a call."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallStarted:
+class CallStarted(Message, frozen=True):
     """The start of a tool call. `index` counts the calls of a reply from 0."""
 
     index: int
@@ -230,24 +216,21 @@ class CallStarted:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArguments(Message, frozen=True):
     """A piece of the call's arguments. All pieces together are JSON text."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(Message, frozen=True):
     """The end of a call. Calls do not overlap."""
 
     index: int
     ending: Ending = Ending.COMPLETE
 
 
-@dataclass(frozen=True, slots=True)
-class PromptEcho:
+class PromptEcho(Message, frozen=True):
     """A raw prompt, or a piece of it, sent back before the first output of its choices.
 
     The event's `choice` is the prompt's first choice. Its `tokens` are the prompt's, if their log-probabilities were
@@ -360,8 +343,7 @@ class Rejection(StrEnum):
 OF_THE_BACKEND: Final = (Rejection.QUEUE_FULL, Rejection.CLOSED, Rejection.ADAPTER)
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Message, frozen=True):
     """The only event of a request that did not run, except for `Started` if its engine refused it only then.
 
     Nothing was generated, and nothing is billed.
@@ -374,8 +356,7 @@ class Rejected:
     param: str = "messages"  # with INVALID, the invalid field; empty if it is unknown
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyParts:
+class ReplyParts(Message, frozen=True):
     """More output of a choice, in parts. Plain text of a single choice is sent as the engine's Delta instead.
 
     `completion_tokens` counts the output of all choices so far. `tokens` are the tokens whose log-probabilities are
@@ -389,11 +370,8 @@ class ReplyParts:
     token_ids: tuple[int, ...] = ()
     is_last: bool = False
 
-    __setstate__ = set_state
 
-
-@dataclass(frozen=True, slots=True)
-class ChoiceEnded:
+class ChoiceEnded(Message, frozen=True):
     """The end of one of several choices. Finished, which counts all choices, follows the last one."""
 
     choice: int

@@ -1,9 +1,19 @@
-"""Reads messages that a process of an earlier release has sent."""
+"""Messages between processes, also between those of two releases."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Immutable data that is encoded as an array: the class's name, then the fields in their order.
+
+    New fields come last and have defaults: those that an earlier release does not send get them, and those that a later
+    release sends are ignored.
+    """
 
 
 def set_state(message: Any, state: list[Any]) -> None:

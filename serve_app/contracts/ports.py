@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from serve_app.contracts.books import Settled, Settlement, SettlementRejected
@@ -46,8 +46,11 @@ class AccountingPort(BooksPort, Protocol):
 class BackendPort(Protocol):
     """Interface to the model applications."""
 
-    def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Streams one reply; closing the generator cancels it. Raises BackendUnavailable."""
+    async def generate(self, backend: str, call: GenerateCall, take: Callable[[BackendEvent], None]) -> None:
+        """Passes each event of one reply to `take` as it arrives. Cancelling ends the reply.
+
+        Raises BackendUnavailable, also if the events end before Finished or Rejected.
+        """
 
     async def tokenize(self, backend: str, call: TokenizeCall) -> Tokenized | Rejected:
         """Returns tokens or their text, by any replica of a backend. Raises BackendUnavailable."""

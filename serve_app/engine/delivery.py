@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections.abc import Callable
 
-from serve_app.contracts.generation import Delta, Event
+from serve_app.contracts.generation import Event
+from serve_app.contracts.inbox import Inbox, Turns
 
 
 class LoopSink:
-    """The events of one request on their way to a coroutine of `loop`.
+    """The events of one request on their way to a coroutine of `loop`."""
 
-    Deltas that arrive within `interval_s()` seconds of the last one are joined before they leave the engine's thread.
-    So the coroutine wakes a few times a second, not for each token. The first text and all other events leave at once.
-    """
+    __slots__ = ("events", "loop", "refusal")
 
-    __slots__ = ("events", "interval_s", "loop", "refusal", "sent_at", "waiting")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.interval_s = interval_s
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.waiting: list[Event] = []
-        self.sent_at = -math.inf  # time of the last delta
+        self.events: Inbox[Event] = Inbox(loop)
         self.refusal: Exception | None = None  # the reason if the engine has ended the request without running it
-
-    def add(self, event: Event) -> None:
-        """Store an event; a delta is joined with the delta before it."""
-        last = self.waiting[-1] if self.waiting else None
-        if isinstance(event, Delta) and isinstance(last, Delta):
-            tokens, ids = last.tokens + event.tokens, last.token_ids + event.token_ids
-            self.waiting[-1] = Delta(last.text + event.text, event.completion_tokens, tokens, ids, event.is_last)
-        else:
-            self.waiting.append(event)
-
-    def is_due(self, now: float) -> bool:
-        only_a_delta = len(self.waiting) == 1 and isinstance(self.waiting[0], Delta)
-        return not only_a_delta or now - self.sent_at >= self.interval_s()
-
-    def pop_due(self, now: float) -> list[Event]:
-        """Remove and return all stored events, in order."""
-        events, self.waiting = self.waiting, []
-        if any(isinstance(event, Delta) and event.text for event in events):
-            self.sent_at = now
-        return events
 
 
 class Outbox:
@@ -54,40 +26,34 @@ class Outbox:
     `on_lost(request_id)` is called for a request whose loop is closed.
     """
 
-    def __init__(self, on_lost: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, on_lost: Callable[[str], None]) -> None:
         self._on_lost = on_lost
-        self._clock = clock
-        self._sinks: dict[LoopSink, str] = {}  # sinks with events to deliver → their requests
+        self._waiting: list[tuple[LoopSink, Event]] = []
+        self._requests: dict[LoopSink, str] = {}  # of the events that wait
+        self._turns: dict[asyncio.AbstractEventLoop, Turns[LoopSink, Event]] = {}
 
     def put(self, request_id: str, sink: LoopSink, event: Event) -> None:
         """Store an event for the next delivery."""
-        sink.add(event)
-        self._sinks[sink] = request_id
-
-    @property
-    def has_events(self) -> bool:
-        """Whether events are stored that were not yet due."""
-        return bool(self._sinks)
+        self._waiting.append((sink, event))
+        self._requests[sink] = request_id
 
     def deliver(self) -> None:
-        """Send the events that are due, in order. Each wake-up is a system call, so each loop is woken once."""
-        if not self._sinks:
-            return
-        now = self._clock()
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[str, LoopSink, list[Event]]]] = {}
-        for sink, request_id in list(self._sinks.items()):
-            if sink.is_due(now):
-                by_loop.setdefault(sink.loop, []).append((request_id, sink, sink.pop_due(now)))
-                del self._sinks[sink]
+        """Send the stored events, in order. Each wake-up is a system call, so each loop is woken once."""
+        (waiting, self._waiting), (requests, self._requests) = (self._waiting, []), (self._requests, {})
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[LoopSink, Event]]] = {}
+        for entry in waiting:
+            by_loop.setdefault(entry[0].loop, []).append(entry)
         for loop, batch in by_loop.items():
+            if (turns := self._turns.get(loop)) is None:
+                turns = self._turns[loop] = Turns(loop, _hand_out)
             try:
-                loop.call_soon_threadsafe(_put_all, batch)
+                loop.call_soon_threadsafe(turns.add, batch)
             except RuntimeError:  # the loop is closed
-                for request_id, _, _ in batch:
-                    self._on_lost(request_id)
+                del self._turns[loop]
+                for sink in dict.fromkeys(sink for sink, _ in batch):
+                    self._on_lost(requests[sink])
 
 
-def _put_all(batch: list[tuple[str, LoopSink, list[Event]]]) -> None:
-    for _, sink, events in batch:
-        for event in events:
-            sink.events.put_nowait(event)
+def _hand_out(sink: LoopSink, events: list[Event]) -> None:
+    for event in events:
+        sink.events.put(event)

@@ -125,14 +125,12 @@ class Engine:
         if self._closing or not self._thread.is_alive():
             raise EngineFailed(self._failure or "the engine's thread has ended")
 
-    async def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
-    ) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Implements `EnginePort.generate`."""
         compiled = None
         if request.sampling.grammar is not None:
             compiled = await self._grammars.prepare(request.sampling.grammar, request.tenant)
-        sink = LoopSink(asyncio.get_running_loop(), interval_s)
+        sink = LoopSink(asyncio.get_running_loop())
         self._submit(request, sink, compiled)
         finished = False
         try:

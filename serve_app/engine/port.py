@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
@@ -86,15 +86,11 @@ class EnginePort(Protocol):
         and requests for it raise UnknownAdapter. A removed one is unloaded when the requests that use it have ended.
         """
 
-    def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
-    ) -> AsyncGenerator[Event, None]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Queue a request and yield its events; `Finished` is the last. Closing the generator aborts the request.
 
         If the request has `said` tokens, `Started` carries their number and text. The following events are the same as
         if the engine had generated those tokens itself.
-
-        Deltas that arrive within `interval_s()` seconds of the last one are joined; the first one leaves at once.
 
         Raises, instead of the first event or after `Started`:
             ValueError: the prompt is empty, a live request has the same id, a parameter is out of its range, or the

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from serve_app.api.chat_request import ChatRequest
 from serve_app.api.served_names import ServedNames
 from serve_app.contracts.calls import application_of, detached
 from serve_app.contracts.generation import BackendEvent, Bill, GenerateCall, Grammar, GrammarKind, SamplingParams
+from serve_app.contracts.inbox import Inbox
 from serve_app.contracts.limiting import Admit, Grant
 from serve_app.contracts.money import Price, price_at
 from serve_app.contracts.phases import Phases
@@ -269,33 +269,40 @@ def grammar_for(response_format: Mapping[str, Any] | None) -> Grammar | None:
 
 
 class Generation:
-    """The events of one call, in a queue. A caller can stop waiting for an event without cancelling the call."""
+    """The events of one call, as they arrive. A caller can stop waiting for an event without cancelling the call."""
 
     def __init__(self, backends: BackendPort, backend: str, call: GenerateCall, phases: Phases) -> None:
         self._backend = backend
         self._phases = phases
         phases.called()
         self._request_id = call.request_id
-        self._events: asyncio.Queue[BackendEvent | BaseException] = asyncio.Queue()
-        self._reading = detached(self._read_events(backends.generate(backend, call)))
+        self._inbox: Inbox[BackendEvent | BaseException] = Inbox(asyncio.get_running_loop())
+        self._reading = detached(self._read_events(backends, call))
 
-    async def next_event(self) -> BackendEvent:
-        """Returns the next event. Raises ApiError when the call failed, BackendUnavailable when its replica is lost."""
-        event = self.ready_event()
-        return self._raise_failure(await self._events.get()) if event is None else event
+    @property
+    def has_event(self) -> bool:
+        """Whether an event of the reply has arrived and was not read."""
+        waiting = self._inbox.items
+        return bool(waiting) and not isinstance(waiting[0], BaseException)
 
-    def ready_event(self) -> BackendEvent | None:
-        """Returns the next event if it has arrived, else None. Raises as `next_event` does."""
-        return None if self._events.empty() else self._raise_failure(self._events.get_nowait())
+    async def next_event(self, timeout_s: float | None = None) -> BackendEvent | None:
+        """Returns the next event, or None after `timeout_s` seconds without one.
+
+        Raises ApiError when the call failed, BackendUnavailable when its replica is lost.
+        """
+        waiting = self._inbox.items
+        if not waiting:
+            await self._inbox.wait(timeout_s)
+        return self._raise_failure(waiting.popleft()) if waiting else None
 
     def unread(self) -> Iterator[BackendEvent | BaseException]:
         """Yields the events that have arrived and were not read."""
-        while not self._events.empty():
-            yield self._events.get_nowait()
+        while self._inbox.items:
+            yield self._inbox.items.popleft()
 
     def leave(self) -> None:
         """Ends a call that no replica has started: `next_event` raises NotRunning."""
-        self._events.put_nowait(NotRunning("it does not run, and another backend does"))
+        self._inbox.put(NotRunning("it does not run, and another backend does"))
 
     def cancel(self) -> None:
         """Stops the model. Never waits."""
@@ -317,16 +324,17 @@ class Generation:
             raise errors.server_error()
         return event
 
-    async def _read_events(self, events: AsyncGenerator[BackendEvent, None]) -> None:
-        async with contextlib.aclosing(events):
-            try:
-                async for event in events:
-                    self._phases.take(event)
-                    self._events.put_nowait(event)
-                self._events.put_nowait(BackendUnavailable("the stream ended early"))
-            except Exception as error:
-                self._events.put_nowait(error)
-            except asyncio.CancelledError:
-                # The other side can also cancel the call: the exchange must not wait forever.
-                self._events.put_nowait(BackendUnavailable("the call was cancelled"))
-                raise
+    async def _read_events(self, backends: BackendPort, call: GenerateCall) -> None:
+        try:
+            await backends.generate(self._backend, call, self._take)
+            self._inbox.put(BackendUnavailable("the stream ended early"))
+        except Exception as error:
+            self._inbox.put(error)
+        except asyncio.CancelledError:
+            # The other side can also cancel the call: the exchange must not wait forever.
+            self._inbox.put(BackendUnavailable("the call was cancelled"))
+            raise
+
+    def _take(self, event: BackendEvent) -> None:
+        self._phases.take(event)
+        self._inbox.put(event)

@@ -43,6 +43,8 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Final
 
+from msgspec.structs import replace as changed
+
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
 from serve_app.api.errors import ApiError
@@ -141,6 +143,11 @@ class Exchange:
         self._runs = Runs(record, resumable=chat.resume)
         self._usage = NOTHING  # so far
         self._has_echo = False  # whether this run has sent a prompt back
+
+    @property
+    def has_event(self) -> bool:
+        """Whether `next_event` returns an event of the reply without waiting."""
+        return self._first is not None or (self._generation is not None and self._generation.has_event)
 
     @property
     def usage(self) -> Finished:
@@ -245,17 +252,16 @@ class Exchange:
 
     async def _next_event(self, timeout_s: float | None) -> Delta | ReplyParts | ChoiceEnded | Finished | None:
         assert self._generation is not None
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        began: float | None = None
         while True:
             event, self._first = self._first, None
             if event is None:
-                event = self._generation.ready_event()  # usually there: a timeout costs more than the wait itself
+                if timeout_s and began is not None:
+                    timeout_s = max(0.0, timeout_s + began - time.monotonic())
+                began = time.monotonic()
+                event = await self._generation.next_event(timeout_s)
             if event is None:
-                try:
-                    async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                        event = await self._generation.next_event()
-                except TimeoutError:
-                    return None
+                return None
             if isinstance(event, Rejected) and self._state is State.CALLED:
                 raise self._rejected(event)
             self._count_usage(event)
@@ -320,11 +326,10 @@ class Exchange:
         self._generation = Generation(services.backends, self.backend, call, self._record.phases)
         self._record.leave = None if runs.has_sent else self._generation.leave  # only the same weights can continue
         self._state = State.CALLED
-        try:
-            async with asyncio.timeout(left_s):
-                return await self._generation.next_event()
-        except TimeoutError:
-            raise waited_too_long() from None
+        first = await self._generation.next_event(left_s)
+        if first is None:
+            raise waited_too_long()
+        return first
 
     def _rejected(self, rejected: Rejected) -> ApiError:
         """Gives everything back, and returns the error of a request that its replica does not run."""
@@ -514,18 +519,19 @@ class Exchange:
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:
         """Updates the usage from an event: what was produced so far is billed if the request ends here."""
-        self._record.take(event)
+        if type(event) is not Delta or self._record.reply is not None:
+            self._record.take(event)
         if isinstance(event, Delta | ReplyParts):
             if self._state is State.CALLED:
                 self._state = State.PRODUCING
                 if self._record.first_token_s is None:
                     self._record.first_token_s = seconds = time.time() - self._record.arrived_at
                     self._services.observer.first_token(self._record, seconds)
-            self._usage = replace(self._usage, completion_tokens=event.completion_tokens)
+            self._usage = changed(self._usage, completion_tokens=event.completion_tokens)
             if self._chat.raw is not None and isinstance(event, ReplyParts):
                 self._has_echo = self._has_echo or any(isinstance(part, PromptEcho) for part in event.parts)
         elif isinstance(event, Started):
-            self._usage = replace(
+            self._usage = changed(
                 self._usage,
                 prompt_tokens=event.prompt_tokens,
                 cached_tokens=event.cached_tokens,

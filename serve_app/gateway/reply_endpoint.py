@@ -53,6 +53,7 @@ logger = logging.getLogger("ray.serve")
 Encoder = StreamEncoder | WholeReplyEncoder
 Result = TypeVar("Result")
 
+MAX_JOINED: Final = 32  # events of a reply that are written together
 LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
 # One body at a time: parsing holds the interpreter lock, and the event loop must keep running.
@@ -137,6 +138,7 @@ class ReplyToRequest:
             record.code = "server_error"
             await self._fail(errors.server_error(), scope, receive, sender)
         finally:
+            sender.close()
             record.total_s = clock() - arrived
             record.close()
 
@@ -287,18 +289,31 @@ class ReplyToRequest:
             return self._headers(exchange, self._door.stream_type, **own)
 
         reply = begun()
+        pieces: list[bytes] = []  # of the events that arrived together: they leave together
         while True:
-            event = await exchange.next_event(keep_alive_s)
-            if isinstance(event, Finished):
-                break
+            try:
+                event = await exchange.next_event(0.0 if pieces else keep_alive_s)
+            except ApiError:
+                if pieces:  # they are billed
+                    await sender.write_piece(b"".join(pieces), stream_headers)
+                raise
             if isinstance(event, RunsAgain):
                 if event.continues:
-                    await sender.write_piece(self._door.resumed, stream_headers)
+                    pieces.append(self._door.resumed)
                 else:
                     reply = begun()
-                continue
-            if piece := self._door.keep_alive if event is None else reply.event(event):
-                await sender.write_piece(piece, stream_headers)
+            elif event is None:
+                pieces = pieces or [self._door.keep_alive]
+            elif not isinstance(event, Finished):
+                if piece := reply.event(event):
+                    pieces.append(piece)
+                if exchange.has_event and len(pieces) < MAX_JOINED:
+                    continue
+            if pieces:
+                await sender.write_piece(b"".join(pieces), stream_headers)
+                pieces.clear()
+            if isinstance(event, Finished):
+                break
         await self._complete(chat, exchange, reply, event, None)
         await sender.write_piece(reply.end(event), stream_headers, more=False)
 

@@ -58,6 +58,8 @@ class Runs:
 
     def passes(self, event: Delta | ReplyParts | ChoiceEnded) -> bool:
         """Returns whether to send an event now. An event that only counts tokens of held-back text is not sent."""
+        if type(event) is Delta and event.text and self._sent is None:
+            return True
         if self._sent is not None and not self._sent.take(event):
             return False
         has_ids = self._sent is None and not isinstance(event, ChoiceEnded) and bool(event.token_ids)

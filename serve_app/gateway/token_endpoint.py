@@ -92,8 +92,8 @@ class TokenEndpoint:
             logger.exception("a request failed")
             response = self._error(errors.server_error(), scope)
         self._services.observer.answered_for_free(self._door.path)
-        with contextlib.suppress(ClientGone):
-            await response(scope, receive, Sender(send).send_message)
+        with contextlib.suppress(ClientGone), contextlib.closing(Sender(send)) as sender:
+            await response(scope, receive, sender.send_message)
 
     def _error(self, error: ApiError, scope: Scope) -> JSONResponse:
         return error_response(error, door=self._door, request_id=scope["state"].get("request_id", ""))

@@ -351,19 +351,50 @@ class BodyReader:
 
 
 class Sender:
-    """Sends one response and knows whether it has begun. Raises ClientGone when the client stops reading."""
+    """Sends one response and knows whether it has begun. Raises ClientGone when the client stops reading.
+
+    One timer watches the whole response, because a timeout for each message would cost more than its sending. `close`
+    ends it.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None  # when the message that is being sent began
+        self._sending: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stalled = False
 
     async def send_message(self, message: Any) -> None:
         self.started = True
+        if self._timer is None:
+            self._timer = self._loop.call_later(STALLED_S, self._look)
+        self._since, self._sending = self._loop.time(), asyncio.current_task(self._loop)
         try:
-            async with asyncio.timeout(STALLED_S):
-                await self._send(message)
-        except OSError:  # includes TimeoutError, and what servers raise for a closed connection
+            await self._send(message)
+        except OSError:  # what servers raise for a closed connection
             raise ClientGone from None
+        except asyncio.CancelledError:
+            if self._is_stalled and self._sending is not None and not self._sending.uncancel():
+                raise ClientGone from None
+            raise
+        finally:
+            self._since = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._since is None:
+            return  # the next message starts it again
+        if (left_s := self._since + STALLED_S - self._loop.time()) > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+        elif self._sending is not None:
+            self._is_stalled = True
+            self._sending.cancel()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def write_piece(self, data: bytes, make_headers: Callable[[], Headers], *, more: bool = True) -> None:
         """Sends a piece of a 200 reply.

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as changed
+
 from serve_app.contracts.calls import adapter_of
 from serve_app.contracts.generation import (
     BackendEvent,
@@ -46,15 +48,14 @@ from serve_app.model.tools.call_grammars import BadTool
 
 SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits at most a few milliseconds
 TOKENIZING_REST = 1.0  # tokenizing is free of charge: one account uses at most half of a core
-MAX_COALESCE_FACTOR = 6  # times the interval of a single stream: 0.09 s
 
 
 class Replica:
     """One engine and the calls that run on it.
 
     `orphans` keeps the usage of replies until the ledger has it. By default it keeps the usage in memory and uses
-    `settle`, which is AccountingPort's. `coalesce_s` is the minimum time between two deltas of a single stream. `name`
-    is the replica's name in logs. `spans` sends its part of traces to a collector. `clock` is the engine's, in seconds.
+    `settle`, which is AccountingPort's. `name` is the replica's name in logs. `spans` sends its part of traces to a
+    collector. `clock` is the engine's, in seconds.
     """
 
     def __init__(
@@ -64,7 +65,6 @@ class Replica:
         *,
         orphans: Orphans | None = None,
         dialect: Dialect | None = None,
-        coalesce_s: float = 0.015,
         name: str = "",
         spans: SpanExport | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -72,11 +72,9 @@ class Replica:
         self._engine = engine
         self._dialect = dialect or Dialect(engine.chat)
         self._orphans = orphans or Orphans(settle)
-        self._coalesce_s = coalesce_s
         self._name = name
         self._spans = spans
         self._clock = clock
-        self._active = 0
         self._aside = Aside("prompts")
         self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # prompts of replies do not wait for it
 
@@ -108,17 +106,16 @@ class Replica:
         requests, reply = prepared
         started_at = time.time()
         if call.n > 1:
-            generated = generate_choices(self._generate, requests, call.n // len(requests))
+            generated = generate_choices(self._engine.generate, requests, call.n // len(requests))
         else:
             generated = self._only_choice(requests[0])
-        self._active += 1
         is_kept = False
         try:
             async with contextlib.aclosing(generated) as events:
                 async for choice, event in events:
                     if isinstance(event, Started):
                         fingerprint = event.fingerprint or self._engine.fingerprint  # of its adapter, if it has one
-                        event = replace(event, fingerprint=fingerprint, replica=self._name)
+                        event = changed(event, fingerprint=fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
                         phases.take(sent)
                         if isinstance(sent, Finished):
@@ -144,8 +141,6 @@ class Replica:
                 phases.end()
                 self._orphans.settle_later(call, produced, started_at, self._seen(call, phases))
             raise
-        finally:
-            self._active -= 1
 
     def _seen(self, call: GenerateCall, phases: Phases) -> Seen:
         trace_id = None if call.trace is None else call.trace.trace_id
@@ -217,19 +212,9 @@ class Replica:
             return Rejected(Rejection.INVALID, message=str(error), param=param)
 
     async def _only_choice(self, request: GenerationRequest) -> AsyncGenerator[tuple[int, Event], None]:
-        async with contextlib.aclosing(self._generate(request)) as events:
+        async with contextlib.aclosing(self._engine.generate(request)) as events:
             async for event in events:
                 yield 0, event
-
-    def _generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        return self._engine.generate(request, self._interval)
-
-    def _interval(self) -> float:
-        """Seconds between the deltas of one stream. If many streams share the machine, deltas are fewer and larger.
-
-        Each delta that is sent to another process costs about a third of a millisecond.
-        """
-        return self._coalesce_s * min(MAX_COALESCE_FACTOR, max(1.0, self._active / 4))
 
     async def drain(self) -> None:
         """Waits for the pending settlements of cut streams."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from serve_app.contracts.generation import (
     BackendEvent,
@@ -54,6 +56,7 @@ class Reply:
         has_logprobs = call.sampling.logprobs is not None
         self._choices = [_Choice(parser, has_logprobs) for parser in parsers]
         self._unfinished = len(parsers)
+        self._is_plain = len(parsers) == 1 and parsers[0] is None and not has_logprobs
         self._has_ids = call.sampling.token_ids
 
     @property
@@ -86,6 +89,10 @@ class Reply:
     def events(self, number: int, event: Event) -> Iterator[BackendEvent]:
         """Yields the events to send for an event of a choice. `produced` includes each event before it is yielded."""
         choice = self._choices[number]
+        if type(event) is Delta and self._is_plain and choice.completion_tokens:
+            choice.completion_tokens = event.completion_tokens
+            yield event
+            return
         prompt = self._prompts[number // self._per_prompt]
         if isinstance(event, Started):
             if number % self._per_prompt == 0:  # its other choices find it in the cache, and are not charged for it

@@ -73,7 +73,7 @@ def _is_good(reason: FinishReason | ValueError) -> bool:
 async def _reply(engine: EnginePort, request: GenerationRequest) -> FinishReason | ValueError:
     """Generates a reply. Returns its end, or why the engine refuses the request."""
     try:
-        async for event in engine.generate(request, lambda: 0.0):
+        async for event in engine.generate(request):
             if isinstance(event, Finished):
                 return event.reason
     except ValueError as refused:

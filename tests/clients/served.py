@@ -26,7 +26,7 @@ from serve_app.engine.text.detokenizer import Vocabulary
 from serve_app.model.bundled import bundled_cache_dir
 from serve_app.model.replica import Replica
 from tests.gateway.connections import served
-from tests.gateway.world import NANO, World
+from tests.gateway.world import NANO, World, taking
 
 Answer = TypeVar("Answer")
 
@@ -121,8 +121,8 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
 
     async def live() -> None:
         world = World(folder, folder / "ledger.db", **{**PAUSES, "models": models, **settings})
-        replica = Replica(engine, world.accounting.settle, coalesce_s=0.0)
-        world.backends.generate = backends(replica, held)  # type: ignore[method-assign]
+        replica = Replica(engine, world.accounting.settle)
+        world.backends.generate = taking(backends(replica, held))  # type: ignore[method-assign]
         world.backends.tokenize = lambda _, call: replica.tokenize(call)  # type: ignore[method-assign]
         names = ("model", "nowhere", "broken", "held", "cut")
         world.backends.report = {name: {"status": "RUNNING", "replicas": 1} for name in names}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 
 from serve_app.contracts.books import KeySnapshot, UsageRow
 from serve_app.contracts.commands import ListUsage, SumUsage
-from serve_app.contracts.generation import Finished, FinishReason
+from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, Started
 from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, LiveReport, Refusal, Renew, Window
 
 WINDOW = Window(1, 1, 1.0)
@@ -29,7 +30,6 @@ WINDOW = Window(1, 1, 1.0)
         (UsageRow(1, 1, 1, 1, 1), {"tag": None}),
         (SumUsage("a"), {"tag": None}),
         (ListUsage("a"), {"tag": None}),
-        (Finished(FinishReason.STOP, 1, 0, 1), {"stop": None}),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
 )
@@ -39,6 +39,16 @@ def test_a_message_of_the_release_before_is_read(message: Any, new: dict[str, An
     assert earlier == message
     assert {name: getattr(earlier, name) for name in new} == new
     assert pickle.loads(pickle.dumps(message)) == message
+
+
+@pytest.mark.parametrize("event", [Started(1, 0), Delta("a", 1), Finished(FinishReason.STOP, 1, 0, 1)], ids=str)
+def test_an_event_of_another_release_is_read(event: Any) -> None:
+    decoder = msgspec.msgpack.Decoder(BackendEvent)
+    fields = msgspec.to_builtins(event)
+    required = sum(field.required for field in msgspec.structs.fields(event))
+    assert decoder.decode(msgspec.msgpack.encode(fields[: 1 + required])) == event, "of the release before"
+    assert decoder.decode(msgspec.msgpack.encode([*fields, "new"])) == event, "of a later release"
+    assert pickle.loads(pickle.dumps(event)) == event
 
 
 def test_a_message_without_a_field_that_it_must_have_is_an_error() -> None:

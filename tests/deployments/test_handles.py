@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,7 +13,7 @@ from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException, RequestCancelledError
-from ray.serve.handle import DeploymentResponseGenerator
+from ray.serve.handle import DeploymentResponse
 
 from deployments import gateway, handles, model
 from deployments.handles import (
@@ -24,11 +24,16 @@ from deployments.handles import (
     OtherGateways,
     ReplicaAccountingHandle,
 )
+from deployments.reply_lines import ReplyTo, send_events
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import CheckBooks, GetAccount
 from serve_app.contracts.errors import AccountNotFound
 from serve_app.contracts.generation import (
+    BackendEvent,
     Bill,
+    Delta,
+    Finished,
+    FinishReason,
     GenerateCall,
     Rejected,
     Rejection,
@@ -48,6 +53,7 @@ AWAY = [
     grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata()),
     asyncio.CancelledError(),  # the other side cancelled the call
 ]
+END = Finished(FinishReason.STOP, 1, 0, 1)
 CALL = GenerateCall("r", (), SamplingParams(1), 1, Bill("a", "k", "m", "b", Price(1, 1, 1)))
 
 
@@ -66,10 +72,11 @@ class AtReplica:
 
 
 class Response:
-    """A fake DeploymentResponse, or its generator, that does what the test sets."""
+    """A fake DeploymentResponse that does what the test sets: of a reply, it sends the events to the gateway."""
 
     def __init__(self, *steps: Any) -> None:
         self.steps = steps
+        self.to: ReplyTo | None = None
         self.was_cancelled = False
         self.waits = asyncio.Event()  # set while a step is waited for
         self._replica_result_future: Future[AtReplica] = Future()
@@ -81,9 +88,11 @@ class Response:
         return self._answer().__await__()
 
     async def _answer(self) -> Any:
-        return [step async for step in self][-1]
+        if self.to is not None:
+            return await send_events(self._steps(), self.to)
+        return [step async for step in self._steps()][-1]
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    async def _steps(self) -> AsyncGenerator[Any, None]:
         for step in self.steps:
             if isinstance(step, BaseException):
                 raise step
@@ -101,8 +110,17 @@ class Handle:
     def options(self, **_: Any) -> Handle:
         return self
 
-    def remote(self, *_: Any) -> Response:
+    def remote(self, *arguments: Any) -> Response:
+        if isinstance(arguments[-1] if arguments else None, ReplyTo):
+            self.response.to = arguments[-1]
         return self.response
+
+
+async def received(ports: BackendHandles) -> list[BackendEvent]:
+    """The events of one reply."""
+    events: list[BackendEvent] = []
+    await ports.generate("b", CALL, events.append)
+    return events
 
 
 def backends(monkeypatch: pytest.MonkeyPatch, handle: Handle) -> BackendHandles:
@@ -118,11 +136,9 @@ async def test_a_part_that_is_away_is_unavailable(error: BaseException, monkeypa
         await AccountingHandle(Handle(error)).settle([])
     with pytest.raises(Unavailable):
         await AccountingHandle(Handle(error)).run(CheckBooks())
-    handle = Handle(Started(1, 0), error)
-    stream = backends(monkeypatch, handle).generate("b", CALL)
-    assert await anext(stream) == Started(1, 0)
+    handle, events = Handle(Started(1, 0), error), list[BackendEvent]()
     with pytest.raises(BackendUnavailable):
-        await anext(stream)
+        await backends(monkeypatch, handle).generate("b", CALL, events.append)
     assert handle.response.was_cancelled
 
 
@@ -131,7 +147,33 @@ async def test_a_fault_of_the_other_side_is_no_outage(monkeypatch: pytest.Monkey
         await AccountingHandle(Handle(fault())).run(CheckBooks())
     for error in (fault(), RuntimeError("over gRPC the bare exception comes")):
         with pytest.raises(type(error)):
-            await anext(backends(monkeypatch, Handle(error)).generate("b", CALL))
+            await received(backends(monkeypatch, Handle(error)))
+
+
+async def test_what_a_replica_said_before_its_fault_arrives_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (fault(), RuntimeError("over gRPC the bare exception comes")):
+        events: list[BackendEvent] = []
+        ports = backends(monkeypatch, Handle(Started(1, 0), Delta("a", 1), error))
+        with pytest.raises(type(error)):
+            await ports.generate("b", CALL, events.append)
+        assert events == [Started(1, 0), Delta("a", 1)]
+
+
+async def test_a_reply_ends_with_its_last_event_and_its_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(Started(1, 0), Delta("a", 1), END)
+    assert await received(backends(monkeypatch, handle)) == [Started(1, 0), Delta("a", 1), END]
+    assert not handle.response.was_cancelled
+
+
+async def test_a_stream_without_an_end_is_a_lost_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BackendUnavailable, match="ended early"):
+        await received(backends(monkeypatch, Handle(Started(1, 0))))
+
+
+async def test_a_replica_of_an_earlier_release_cannot_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = RayTaskError("m", "t", RayServeException("no such method"), proctitle="x", pid=1, ip="127.0.0.1")
+    with pytest.raises(BackendUnavailable):
+        await received(backends(monkeypatch, Handle(missing.as_instanceof_cause())))
 
 
 async def test_a_ledger_error_arrives_unchanged() -> None:
@@ -185,7 +227,7 @@ async def test_a_gateway_that_leaves_asks_another_one(monkeypatch: pytest.Monkey
 
 async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = Handle(asyncio.Event())
-    for coroutine in (LimiterHandle(handle).ask([]), anext(backends(monkeypatch, handle).generate("b", CALL))):
+    for coroutine in (LimiterHandle(handle).ask([]), received(backends(monkeypatch, handle))):
         handle.response.was_cancelled = False
         handle.response.waits.clear()
         task = asyncio.ensure_future(coroutine)
@@ -199,7 +241,7 @@ async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.Monkey
 
 async def test_a_call_that_has_just_gone_to_a_replica_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = Handle(asyncio.Event())
-    task = asyncio.ensure_future(anext(backends(monkeypatch, handle).generate("b", CALL)))
+    task = asyncio.ensure_future(received(backends(monkeypatch, handle)))
     await handle.response.waits.wait()
     sent = AtReplica()
     handle.response._replica_result_future.set_result(sent)
@@ -212,16 +254,16 @@ async def test_a_call_that_has_just_gone_to_a_replica_is_cancelled_there(monkeyp
 
 def test_serves_responses_know_their_call_at_the_replica() -> None:
     sent: Future[Any] = Future()
-    response: Any = DeploymentResponseGenerator(sent, RequestMetadata("r", "r"))
+    response: Any = DeploymentResponse(sent, RequestMetadata("r", "r"))
     assert response._replica_result_future is sent
 
 
 async def test_backpressure_is_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = backends(monkeypatch, Handle(BackPressureError(3, 2))).generate("b", CALL)
-    assert [event async for event in stream] == [Rejected(Rejection.QUEUE_FULL)]
+    refused = await received(backends(monkeypatch, Handle(BackPressureError(3, 2))))
+    assert refused == [Rejected(Rejection.QUEUE_FULL)]
 
 
-async def test_a_replica_tokenizes_by_a_method_that_is_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_tokenizes_by_a_method_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[dict[str, Any]] = []
 
     class Recorded(Handle):
@@ -231,8 +273,9 @@ async def test_a_replica_tokenizes_by_a_method_that_is_not_streamed(monkeypatch:
 
     ports = backends(monkeypatch, Recorded(Tokenized(3)))
     assert await ports.tokenize("b", TokenizeCall("a", text="abc")) == Tokenized(3)
-    assert (chosen[-1]["method_name"], chosen[-1]["stream"]) == ("tokenize", False)
-    assert hasattr(model.Model.func_or_class, "tokenize")
+    await received(backends(monkeypatch, Recorded(Rejected(Rejection.CLOSED))))
+    assert [one["method_name"] for one in chosen] == ["reply", "tokenize", "reply"]
+    assert all(hasattr(model.Model.func_or_class, name) for name in ("reply", "tokenize"))
 
 
 @pytest.mark.parametrize("error", [*AWAY, BackPressureError(3, 2)], ids=lambda error: type(error).__name__)
@@ -256,16 +299,16 @@ async def test_an_application_is_unavailable_until_it_is_deployed(monkeypatch: p
     monkeypatch.setattr(serve, "get_app_handle", missing)
     ports = BackendHandles()
     with pytest.raises(BackendUnavailable, match="was not found"):
-        await anext(ports.generate("b", CALL))
-    monkeypatch.setattr(serve, "get_app_handle", lambda _: Handle(Started(1, 0)))
-    assert await anext(ports.generate("b", CALL)) == Started(1, 0)
+        await received(ports)
+    monkeypatch.setattr(serve, "get_app_handle", lambda _: Handle(END))
+    assert await received(ports) == [END]
 
 
 async def test_a_backend_is_its_model_also_behind_an_entrance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "get_app_handle", lambda _: Handle(deployment_name=ENTRANCE))
-    models = {("Model", "b"): Handle(Started(1, 0))}
+    models = {("Model", "b"): Handle(END)}
     monkeypatch.setattr(serve, "get_deployment_handle", lambda name, app_name: models[name, app_name])
-    assert await anext(BackendHandles().generate("b", CALL)) == Started(1, 0)
+    assert await received(BackendHandles()) == [END]
 
 
 async def test_many_concurrent_callers_send_one_call_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:

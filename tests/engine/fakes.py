@@ -218,10 +218,12 @@ class _Direct:
     """Stands in for a sink's loop and for its queue: calls `receive` at once, on the engine's thread."""
 
     def __init__(self, receive: Callable[[Event], None]) -> None:
-        self.put_nowait = receive
+        self.put = receive
 
-    def call_soon_threadsafe(self, callback: Callable[..., None], *args: object) -> None:
+    def call_soon(self, callback: Callable[..., None], *args: object) -> None:
         callback(*args)
+
+    call_soon_threadsafe = call_soon
 
 
 def sink_of(receive: Callable[[Event], None]) -> LoopSink:

@@ -22,7 +22,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.scheduling.sequence import Chunk
 from serve_app.engine.text.detokenizer import Vocabulary, bytes_of_unicode
 from serve_app.model.replica import Replica
-from tests.gateway.world import World
+from tests.gateway.world import World, taking
 
 EOS = 256
 FAILS = b""  # as a token: the step that would generate it raises
@@ -108,7 +108,7 @@ class ScriptedModel:
         settings = EngineSettings(model="scripted", block_size=4, speculation_rows=0, prefix_reuse=False)
         chat = ChatRenderer(tokenizer, self.runner.class_bounds[-1])
         self._engine = Engine(self.runner, Vocabulary(tokenizer), frozenset({EOS}), settings, chat=chat)
-        self._replica = Replica(self._engine, _no_orphans, coalesce_s=0.0)
+        self._replica = Replica(self._engine, _no_orphans)
 
     def behind(self, world: World) -> ScriptedModel:
         """Answers the calls of this gateway from now on."""
@@ -121,7 +121,7 @@ class ScriptedModel:
         async def tokenize(backend: str, call: TokenizeCall) -> Tokenized | Rejected:
             return await self._replica.tokenize(call)
 
-        world.backends.generate = generate  # type: ignore[method-assign]
+        world.backends.generate = taking(generate)  # type: ignore[method-assign]
         world.backends.tokenize = tokenize  # type: ignore[method-assign]
         return self
 

@@ -14,7 +14,7 @@ from serve_app.contracts.generation import BackendEvent, GenerateCall
 from serve_app.engine.engine import Engine
 from serve_app.model.replica import Replica
 from tests.gateway.connections import Call
-from tests.gateway.world import World, until
+from tests.gateway.world import World, taking, until
 
 pytestmark = pytest.mark.model
 
@@ -27,14 +27,14 @@ async def no_orphans(settlements: list[Settlement]) -> Any:
 
 @pytest.fixture
 def behind(world: World, make_engine: Callable[..., Engine]) -> World:
-    replica = Replica(make_engine(prefill_chunk=32), no_orphans, coalesce_s=0.0)
+    replica = Replica(make_engine(prefill_chunk=32), no_orphans)
 
     async def generate(backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         async with contextlib.aclosing(replica.generate(call)) as events:
             async for event in events:
                 yield event
 
-    world.backends.generate = generate  # type: ignore[method-assign]
+    world.backends.generate = taking(generate)  # type: ignore[method-assign]
     return world
 
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -32,7 +31,7 @@ from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.lifecycle import Lifecycle
 from serve_app.settings import GatewaySettings
 from tests.gateway.connections import Call
-from tests.gateway.world import FULL_SETTINGS, World, says, until
+from tests.gateway.world import FULL_SETTINGS, World, says, taking, until
 
 UP = {"status": "RUNNING", "replicas": 1}
 STARTS = {"status": "DEPLOYING", "replicas": 0}
@@ -69,7 +68,7 @@ class Backends:
         self.scripts: dict[str, list[Any]] = {}
         self.asked: list[str] = []
         self.calls: list[GenerateCall] = []
-        world.backends.generate = self.generate  # type: ignore[method-assign]
+        world.backends.generate = taking(self.generate)  # type: ignore[method-assign]
         world.backends.report = {"fake": UP, "new": UP, "small": UP}
 
     async def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
@@ -536,7 +535,7 @@ async def test_backends_of_the_ledger_are_started_once_and_deleted_when_they_are
 async def test_a_running_stream_ends_on_its_backend_although_the_traffic_moves(gateway: Gateway) -> None:
     more = asyncio.Event()
     first, *rest = says("Hel", "lo")[1:]
-    gateway.backends.scripts["fake"] = [replace(Started(10, 0), fingerprint="a"), first, more, *rest]
+    gateway.backends.scripts["fake"] = [Started(10, 0, fingerprint="a"), first, more, *rest]
     call = Call(gateway.world, stream=True)
     await until(lambda: len(gateway.backends.asked) == 1)
     await gateway.give({"new": 1})

@@ -24,7 +24,7 @@ from serve_app.limiter.pressure import Tuning
 from serve_app.model.orphans import Orphans
 from serve_app.model.replica import Replica
 from serve_app.storage.spool import ORPHANS, Spool
-from tests.gateway.world import World, until
+from tests.gateway.world import World, taking, until
 from tests.model.test_replica import ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ async def files(
     engine.max_context = 10_000
     spool = Spool(world.folder / "spool", "replica", suffix=ORPHANS, flushed=False)
     replica = Replica(engine, settle_orphan, orphans=Orphans(settle_orphan, spool))  # type: ignore[arg-type]
-    monkeypatch.setattr(world.backends, "generate", generate)
+    monkeypatch.setattr(world.backends, "generate", taking(generate))
     admission = world.limiter.service.admission
     # The level moves when a replica has been silent for long: here a slow machine would make it so.
     admission.reconfigure(Contract(rpm=1000, tpm=10**6, concurrency=8), Tuning(silent_s=3600))

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from serve_app.api.chat_reply import DONE, ChunkEncoder, StreamedReply, Usage
-from serve_app.contracts.generation import Bill, ChoiceEnded, Delta, Finished, GenerateCall, ReplyParts, SamplingParams
+from serve_app.contracts.generation import (
+    Bill,
+    ChoiceEnded,
+    Delta,
+    Event,
+    Finished,
+    GenerateCall,
+    ReplyParts,
+    SamplingParams,
+)
 from serve_app.contracts.money import Price
 from serve_app.engine.delivery import LoopSink
 from serve_app.engine.output_stream import OutputStream
@@ -45,17 +54,18 @@ def streamed(
     streamed = StreamedReply(
         ChunkEncoder(id="chatcmpl-1", created=1, model="m", fingerprint="fp", include_usage=False), 1
     )
-    body = b""
+    body, events = b"", list[Event]()
     for step in _steps([*tokens, eos], rng):
         logprob = None if params.logprobs is None else -1.0
         accepted = stream.accept([SampledToken(token, logprob) for token in step])
         if accepted.delta is not None:
-            sink.add(accepted.delta)
+            events.append(accepted.delta)
         if accepted.reason is not None:
-            sink.add(stream.finished(accepted.reason))
+            events.append(stream.finished(accepted.reason))
         elif rng is not None and rng.random() < 0.5:
             continue
-        for event in sink.pop_due(0.0):
+        waiting, events = events, []
+        for event in waiting:
             for sent in reply.events(0, event):
                 if isinstance(sent, Delta | ReplyParts | ChoiceEnded):
                     body += streamed.chunks(sent)

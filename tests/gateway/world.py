@@ -7,6 +7,7 @@ call took effect.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -163,6 +164,19 @@ def says(*pieces: str, prompt: int = 10, reason: FinishReason = FinishReason.STO
     return [Started(prompt, 0), *deltas, Finished(reason, prompt, 0, len(pieces))]
 
 
+def taking(
+    generate: Callable[[str, GenerateCall], AsyncGenerator[BackendEvent, None]],
+) -> Callable[[str, GenerateCall, Callable[[BackendEvent], None]], Awaitable[None]]:
+    """BackendPort.generate, by a generator of the events."""
+
+    async def generate_and_take(backend: str, call: GenerateCall, take: Callable[[BackendEvent], None]) -> None:
+        async with contextlib.aclosing(generate(backend, call)) as events:
+            async for event in events:
+                take(event)
+
+    return generate_and_take
+
+
 class FakeBackends:
     """BackendPort without a model: plays scripts, one a call; the last one again and again."""
 
@@ -179,7 +193,7 @@ class FakeBackends:
         self.scripts = [Script(steps) for steps in scripts]
         return list(self.scripts)
 
-    async def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+    async def generate(self, backend: str, call: GenerateCall, take: Callable[[BackendEvent], None]) -> None:
         self.calls.append(call)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         script.calls.append(call)
@@ -192,7 +206,8 @@ class FakeBackends:
                 elif isinstance(step, BaseException):
                     raise step
                 else:
-                    yield step
+                    take(step)
+                    await asyncio.sleep(0)
         finally:
             self.running -= 1
             script.closed.set()

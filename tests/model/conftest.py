@@ -35,4 +35,4 @@ def engine(tiny_path: Path, model_home: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def replica(engine: Engine) -> Replica:
-    return Replica(engine, no_orphans, coalesce_s=0.0)
+    return Replica(engine, no_orphans)

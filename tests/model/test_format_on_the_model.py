@@ -111,9 +111,7 @@ async def test_the_probabilities_of_the_top_20_are_those_of_a_plain_forward_pass
             assert exp(other.logprob) == pytest.approx(row[other.token].item(), abs=1e-3)
 
 
-@pytest.mark.parametrize("coalesce_s", [0.0, 60.0], ids=["each delta", "joined deltas"])
-async def test_the_bytes_of_the_tokens_are_the_text(engine: Engine, coalesce_s: float) -> None:
-    replica = Replica(engine, no_orphans, coalesce_s=coalesce_s)
+async def test_the_bytes_of_the_tokens_are_the_text(replica: Replica) -> None:
     messages = ({"role": "user", "content": "Repeat: 你好 👋🏽 é"},)
     events = await ask(replica, SamplingParams(40, temperature=1.3, seed=5, logprobs=0), messages)
     assert len(tokens_of(events)) == events[-1].completion_tokens

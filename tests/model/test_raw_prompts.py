@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -172,9 +172,7 @@ class Engine:
         self.chat = renderer()
         self.requests: dict[int, GenerationRequest] = {}
 
-    async def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float]
-    ) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         number = int(request.request_id.partition("#")[2] or 0)
         self.requests[number] = request
         for step in self.scripts[number]:
@@ -191,7 +189,7 @@ class Made:
     def __init__(self, scripts: Scripts) -> None:
         self.engine = Engine(scripts)
         self.settled: list[Settlement] = []
-        self.replica = Replica(self.engine, self.settle, coalesce_s=0.0)  # type: ignore[arg-type]
+        self.replica = Replica(self.engine, self.settle)  # type: ignore[arg-type]
 
     async def settle(self, settlements: list[Settlement]) -> list[SettleAnswer]:
         self.settled += settlements

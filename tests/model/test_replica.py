@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -70,9 +70,7 @@ class ScriptedEngine:
     def tokenize(self, text: str) -> list[int]:
         return list(range(len(text)))
 
-    async def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float]
-    ) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
         finished = False
         try:
@@ -95,7 +93,7 @@ class Made:
         self.engine = ScriptedEngine(*script)
         self.settled: list[Settlement] = []
         self.now = 0.0
-        self.replica = Replica(self.engine, self.settle, coalesce_s=0.005, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.replica = Replica(self.engine, self.settle, clock=lambda: self.now)  # type: ignore[arg-type]
 
     async def settle(self, settlements: list[Settlement]) -> list[SettleAnswer]:
         self.settled += settlements

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import fields
 
 import pytest
@@ -24,15 +24,13 @@ class Refusing(ScriptedEngine):
         self.refused = refused
         self.reason = reason
 
-    async def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float]
-    ) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         if any(getattr(request.sampling, name) for name in self.refused):
             if self.reason is FinishReason.LENGTH:
                 raise RequestRefused(f"{self.refused}")
             yield Finished(self.reason, 5, 0, 0)
             return
-        async for event in super().generate(request, interval_s):
+        async for event in super().generate(request):
             yield event
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ray.serve import Application
@@ -57,9 +57,7 @@ class HeldEngine:
     def __init__(self) -> None:
         self._running = 0
 
-    async def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
-    ) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         if self._running >= PLACES:
             raise QueueFull(self._running)
         self._running += 1

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from ray import serve
 from ray.serve import Application
 
+from deployments.reply_lines import ReplyTo, send_events
 from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, GenerateCall, Started
 from serve_app.settings import home_dir
 
@@ -16,7 +17,10 @@ class Loading:
         while not (home_dir() / "loaded").exists():
             await asyncio.sleep(0.2)
 
-    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+    async def reply(self, call: GenerateCall, to: ReplyTo) -> str | None:
+        return await send_events(self._events(call), to)
+
+    async def _events(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         yield Started(7, 0)
         yield Delta("loaded", 1)
         yield Finished(FinishReason.STOP, 7, 0, 1)

@@ -73,10 +73,6 @@ def _plain_pickle(module: Any) -> None:
     _replace(module, "PICKLED", {})
 
 
-def _ready_events(module: Any) -> None:
-    _replace(module.Generation, "ready_event", lambda generation: None)
-
-
 def _observation(module: Any) -> None:
     for name in ("ended", "gap", "first_token"):
         _switched(module.Observer, name)
@@ -128,9 +124,6 @@ SPEEDUPS: Final = {
         "metrics are summed for half a second before Ray gets them", "deployments.metrics", _gathered_metrics
     ),
     "plain-pickle": Speedup("pickle in place of Serve's cloudpickle", "deployments.handles", _plain_pickle),
-    "ready-events": Speedup(
-        "an event that has arrived is read without a timeout", "serve_app.gateway.backends", _ready_events
-    ),
 }
 
 #: What is not for speed, and is to cost little: `--costs` switches it off and on while the service runs.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace as changed
 
 from serve_app.contracts.generation import Delta, Finished, FinishReason, SamplingParams, TokenLogprob
 from serve_app.engine.text.detokenizer import Detokenizer, Vocabulary
@@ -74,7 +75,7 @@ class ReplyText:
         """End the reply with an end-of-sequence token. The log-probabilities are as in `push`."""
         reason = self.end(FinishReason.STOP)
         if self._has_end_logprob and logprob is not None and not self._detokenizer.stopped:
-            self._end_token = replace(describe(self._vocabulary, token, logprob, top), raw=b"")
+            self._end_token = changed(describe(self._vocabulary, token, logprob, top), raw=b"")
         return reason
 
     def replay(self, said: Sequence[int]) -> str:

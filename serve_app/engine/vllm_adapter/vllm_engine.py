@@ -47,8 +47,6 @@ from serve_app.engine.vllm_adapter.vllm_stats import StepCounts, own_metrics
 
 logger = logging.getLogger(__name__)
 
-_HELD_S = 0.02  # maximum delay of joined deltas when no further output arrives
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -131,9 +129,7 @@ class VllmEngine:
         self._closing = False
         self._failure: str | None = None  # why the engine was given up
 
-    async def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
-    ) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Implements `EnginePort.generate`."""
         params = request.sampling
         room = ranges.output_room(request, self.max_context, self._limits.vocab_size)
@@ -160,7 +156,7 @@ class VllmEngine:
             sampling = VllmSampling(**keywords, output_kind=RequestOutputKind.DELTA, structured_outputs=held)
         except VLLMClientError as error:
             raise _refusal(error, params) or error from error
-        sink = LoopSink(asyncio.get_running_loop(), interval_s)
+        sink = LoopSink(asyncio.get_running_loop())
         finished = False
         try:
             text = ReplyText(self._vocabulary, params, max_output)
@@ -465,7 +461,7 @@ class VllmEngine:
 
     def _deliver(self) -> None:
         self._outbox.deliver()
-        self._delivery = self._loop.call_later(_HELD_S, self._deliver) if self._outbox.has_events else None
+        self._delivery = None
 
     def _after_step(self) -> None:
         if self._gate.running:

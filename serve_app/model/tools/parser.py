@@ -13,7 +13,8 @@ import itertools
 import random
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from serve_app.contracts.generation import CallArguments, Part, Reasoning, Text
 from serve_app.model.tools.calls import CallReader

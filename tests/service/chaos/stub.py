@@ -7,15 +7,15 @@ for a gateway that has died.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
 from deployments.model import settle
-from serve_app.contracts.generation import BackendEvent, Delta, Event, Finished, FinishReason, GenerateCall, Started
+from deployments.reply_lines import ReplyTo, send_events
+from serve_app.contracts.generation import Delta, Event, Finished, FinishReason, GenerateCall, Started
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.replica import Replica
 from tests.service.chaos.counts import PER_PROMPT, cached_tokens
@@ -51,10 +51,7 @@ class StubEngine:
     def __init__(self) -> None:
         self.chat = StubChat()
 
-    async def generate(
-        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
-    ) -> AsyncGenerator[Event, None]:
-        """`interval_s` is not used: pieces are large enough."""
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         prompt, wanted = len(request.prompt_token_ids), request.sampling.max_tokens
         cached = cached_tokens(prompt)
         yield Started(prompt, cached)
@@ -81,10 +78,8 @@ class StubModel:
     def __init__(self) -> None:
         self._replica = Replica(StubEngine(), settle)  # type: ignore[arg-type]
 
-    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        async with contextlib.aclosing(self._replica.generate(call)) as events:
-            async for event in events:
-                yield event
+    async def reply(self, call: GenerateCall, to: ReplyTo) -> str | None:
+        return await send_events(self._replica.generate(call), to)
 
 
 def app(_: dict[str, Any]) -> Application:

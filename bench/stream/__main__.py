@@ -1,0 +1,188 @@
+"""Measures the road of streamed tokens at a fixed rate: `make bench-stream`, or `python -m bench.stream`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.gateway import parts
+from bench.gateway.systems import Full
+from bench.harness.command import PEERS, completed, say
+from bench.harness.machine import describe
+from bench.harness.processes import Tree
+from bench.harness.servers import Launched, ServerError, shipped_config
+from bench.harness.stub_request import BACKEND
+from bench.stream import report
+from bench.stream.client import Seen, load
+from bench.stream.paced import RATE
+from serve_app import secret_files
+
+LOADS = ((16, 50), (64, 50), (256, 50), (512, 50), (64, 150))  # streams, tokens per second of each
+SYSTEMS = ("full", "bare")
+
+
+def _application(builder: str, name: str = BACKEND, route: str | None = None) -> dict[str, Any]:
+    return {"name": name, "route_prefix": route, "import_path": f"bench.stream.paced:{builder}"}
+
+
+class Ours(Full):
+    """The whole service around the paced engine."""
+
+    name = "full"
+    title = "serve-app"
+
+    def __init__(self, folder: Path, rate: int) -> None:
+        super().__init__(folder)
+        self._rate = rate
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        config["applications"][-1] = _application("app")
+        return config
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), RATE: str(self._rate)}
+
+
+class Bare(Launched):
+    """A FastAPI ingress on the same Serve that passes on a generator."""
+
+    name = "bare"
+    title = "bare Ray Serve"
+
+    def __init__(self, folder: Path, rate: int) -> None:
+        super().__init__(folder)
+        self._rate = rate
+
+    def config(self) -> dict[str, Any]:
+        config = shipped_config()
+        config["applications"] = [_application("bare_model"), _application("bare", "bare", "/")]
+        return config
+
+    def command(self) -> list[str]:
+        shutil.rmtree(self.home, ignore_errors=True)
+        command = super().command()
+        secret_files.secret_file(self.home, "first-api-key", "sk-any")
+        return command
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), RATE: str(self._rate)}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"ingress": "bench/stream/paced.py"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0 when all was measured, else 1. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m bench.stream", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        type=_load,
+        default=list(LOADS),
+        metavar="STREAMSxRATE",
+        help=f"default: {' '.join(f'{streams}x{rate}' for streams, rate in LOADS)}",
+    )
+    parser.add_argument("--tokens", type=int, default=500, help="of each reply; default: 500")
+    parser.add_argument("--warm-up", type=int, default=12, help="seconds before each window; default: 12")
+    parser.add_argument("--seconds", type=int, default=15, help="of each window; default: 15")
+    parser.add_argument("--folder", type=Path, default=PEERS, help="for logs and state; default: .bench")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render what --json wrote")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew the table, as in docs/benchmarks.md")
+    options = parser.parse_args(arguments)
+    if options.render:
+        results = json.loads(options.render.read_text())
+    else:
+        results = completed(lambda: measure(options), (ServerError,))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(report.markdown(results))
+    if options.docs:
+        report.write_docs(options.docs, results)
+        say(f"{options.docs} is written")
+    return 1 if not results["records"] or any(record["problems"] for record in results["records"]) else 0
+
+
+def _load(text: str) -> tuple[int, int]:
+    streams, _, rate = text.partition("x")
+    return int(streams), int(rate)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The whole run, as `--json` writes it."""
+    began, records = time.time(), []
+    for rate in sorted({rate for _, rate in options.loads}):
+        for name in options.only:
+            folder = Path(options.folder).absolute() / "stream"
+            system: Launched = (Ours if name == "full" else Bare)(folder, rate)
+            say(f"{system.title}, {rate} tokens/s per stream")
+            try:
+                system.start()
+                assert system.tree is not None
+                for streams in [streams for streams, its in options.loads if its == rate]:
+                    records.append(_record(system, system.tree, streams, rate, options))
+                    say("  " + report.line(records[-1]))
+            finally:
+                system.stop()
+    return {
+        "machine": describe(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
+        "seconds": time.time() - began,
+        "tokens": options.tokens,
+        "warm_up_s": options.warm_up,
+        "window_s": options.seconds,
+        "records": records,
+    }
+
+
+def _record(system: Launched, tree: Tree, streams: int, rate: int, options: argparse.Namespace) -> dict[str, Any]:
+    load(system.port, system.key, min(streams, 16), rate, rate, 0.5, 2.0)  # connections between processes are there
+    before: dict[str, float] = {}
+    seen = _load_and_cpu(system, tree, streams, rate, options, before)
+    spent = parts.spent(before, parts.cpu_by_part(tree))
+    return {
+        "server": system.name,
+        "title": system.title,
+        "streams": streams,
+        "rate": rate,
+        "seconds": seen.seconds,
+        "tokens_per_s": seen.tokens / seen.seconds,
+        "events_per_s": seen.events / seen.seconds,
+        "reads_per_s": seen.reads / seen.seconds,
+        "gap_ms": report.quantiles(seen.gaps_s),
+        "first_ms": report.quantiles(seen.first_s),
+        "replies": seen.replies,
+        "cores_by_part": {part: seconds / seen.seconds for part, seconds in spent.items()},
+        "client_cores": seen.client_cpu_s / seen.seconds,
+        "machine_load": os.getloadavg()[0],
+        "problems": seen.problems[:5],
+    }
+
+
+def _load_and_cpu(
+    system: Launched, tree: Tree, streams: int, rate: int, options: argparse.Namespace, before: dict[str, float]
+) -> Seen:
+    return load(
+        system.port,
+        system.key,
+        streams,
+        options.tokens,
+        rate,
+        options.warm_up,
+        options.seconds,
+        opened=lambda: before.update(parts.cpu_by_part(tree)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
