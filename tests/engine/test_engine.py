@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
+from serve_app.contracts.inbox import Turns
 from serve_app.engine.engine import Engine
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, EngineFailed, QueueFull
 from tests.engine.fakes import FakeRunner, Inbox, fake_engine, request, submit
@@ -350,7 +351,7 @@ async def test_the_loop_is_woken_once_for_all_events_of_a_step(
     original = loop.call_soon_threadsafe
 
     def counted(callback: object, *args: object, **kwargs: object) -> object:
-        if getattr(callback, "__name__", "") == "_put_all":
+        if isinstance(getattr(callback, "__self__", None), Turns):
             calls.append(len(args[0]))  # type: ignore[arg-type]
         return original(callback, *args, **kwargs)  # type: ignore[arg-type]
 

@@ -76,7 +76,8 @@ def check_empty(engine: Engine) -> None:
     assert not engine._core.streams
     assert not engine._core.by_id
     assert not engine._aborts
-    assert not engine._outbox._sinks
+    assert not engine._outbox._waiting
+    assert not engine._outbox._requests
 
 
 @pytest.mark.parametrize("count", [1500, pytest.param(9000, marks=[pytest.mark.slow, pytest.mark.long])])

@@ -33,6 +33,7 @@ SHELLS = {
     "deployments/handles.py",
     "deployments/metrics.py",
     "deployments/model.py",
+    "deployments/reply_lines.py",
     "deployments/transport.py",
 }
 
