@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.applications import BackendApplications
-from deployments.collector import spare_lasting_objects
+from deployments.collector import collect_less_often, spare_lasting_objects
 from deployments.handles import AccountingHandle, BackendHandles, ConsoleHandle, LimiterHandle, OtherGateways
 from deployments.http_server import amend_http_server
 from deployments.metrics import RayMetrics
@@ -277,6 +277,7 @@ class Gateway:
         self._orphans.start()
         await self._lifecycle.start()
         spare_lasting_objects()
+        collect_less_often()
         return build_app(
             self._services,
             self._authenticator,

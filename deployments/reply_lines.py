@@ -34,7 +34,8 @@ from serve_app.contracts.inbox import Turns
 
 logger = logging.getLogger("ray.serve")
 
-MAX_BYTES: Final = 64 * 1024 * 1024  # of one frame
+MAX_BYTES: Final = 256 * 1024 * 1024  # of one frame
+FULL_BYTES: Final = 1024 * 1024  # a frame of several events that is longer is split
 CONNECT_S: Final = 5.0
 _LENGTH: Final = struct.Struct("!I")
 _IS_LINUX: Final = sys.platform == "linux"
@@ -188,6 +189,7 @@ class _Incoming(asyncio.Protocol):
         self._transport = transport
         keep_alive(transport)
         self._listener.connections.add(self)
+        asyncio.get_running_loop().call_later(CONNECT_S, self._expect_token)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -222,6 +224,10 @@ class _Incoming(asyncio.Protocol):
                 return
         if start:
             del buffer[:start]
+
+    def _expect_token(self) -> None:
+        if not self._is_known:
+            self.close()
 
     def _hand_out(self, number: int, events: list[BackendEvent | None]) -> None:
         reply = self._listener.replies.get(number)
@@ -272,7 +278,16 @@ class ReplyLine(asyncio.Protocol):
 
     def _flush(self) -> None:
         events, self._events = self._events, []
-        self._write(_encoder.encode(events))
+        self._write_events(events)
+
+    def _write_events(self, events: _Frame) -> None:
+        data = _encoder.encode(events)
+        if len(data) > FULL_BYTES and len(events) > 1:
+            half = len(events) // 2
+            self._write_events(events[:half])
+            self._write_events(events[half:])
+        else:
+            self._write(data)
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:

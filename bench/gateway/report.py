@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.gateway import parts, plot
+from bench.gateway import plot
 from bench.gateway.session import WORKLOAD
 from bench.gateway.verdicts import verdicts
-from bench.harness import document
+from bench.harness import document, parts
 from bench.harness.results import Results, measured, title
 from bench.harness.tables import figure_table, promise_table, table
 

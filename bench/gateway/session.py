@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.gateway import load, parts
+from bench.gateway import load
 from bench.gateway.systems import System
+from bench.harness import parts
 from bench.harness.command import say
 from bench.harness.servers import ServerError
 from bench.harness.stub_request import wrong_with

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.gateway import parts
-from bench.gateway.systems import Full
+from bench.harness import parts
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
 from bench.harness.processes import Tree
 from bench.harness.servers import Launched, ServerError, shipped_config
-from bench.harness.stub_request import BACKEND
+from bench.harness.stub_request import BACKEND, MODEL
 from bench.stream import report
 from bench.stream.client import Seen, load
 from bench.stream.paced import RATE
@@ -31,34 +30,51 @@ def _application(builder: str, name: str = BACKEND, route: str | None = None) ->
     return {"name": name, "route_prefix": route, "import_path": f"bench.stream.paced:{builder}"}
 
 
-class Ours(Full):
-    """The whole service around the paced engine."""
-
-    name = "full"
-    title = "serve-app"
+class Paced(Launched):
+    """A Serve configuration around the paced engine."""
 
     def __init__(self, folder: Path, rate: int) -> None:
         super().__init__(folder)
         self._rate = rate
 
-    def config(self) -> dict[str, Any]:
-        config = super().config()
-        config["applications"][-1] = _application("app")
-        return config
+    def command(self) -> list[str]:
+        shutil.rmtree(self.home, ignore_errors=True)  # a new ledger for every start
+        return super().command()
 
     def environment(self) -> dict[str, str]:
         return {**super().environment(), RATE: str(self._rate)}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"engine": "bench/stream/paced.py"}
 
-class Bare(Launched):
+
+class Full(Paced):
+    """The whole service."""
+
+    name = "full"
+    title = "serve-app"
+
+    def config(self) -> dict[str, Any]:
+        config = shipped_config()
+        settings = deployment(config, "Gateway")["user_config"]
+        settings["models"] = {MODEL: {**settings["models"][MODEL], "backends": {BACKEND: 100}}}
+        # The load is one account's.
+        deployment(config, "Limiter")["user_config"]["contract"] = {"rpm": 10**7, "tpm": 10**10, "concurrency": 1024}
+        [gateway] = [one for one in config["applications"] if one["import_path"] == "deployments.apps:gateway"]
+        config["applications"] = [gateway, _application("app")]
+        return config
+
+    def wait_until_ready(self, tree: Tree) -> None:
+        super().wait_until_ready(tree)
+        _, self.key = self.new_account("bench", "100000")
+
+
+class Bare(Paced):
     """A FastAPI ingress on the same Serve that passes on a generator."""
 
     name = "bare"
     title = "bare Ray Serve"
-
-    def __init__(self, folder: Path, rate: int) -> None:
-        super().__init__(folder)
-        self._rate = rate
 
     def config(self) -> dict[str, Any]:
         config = shipped_config()
@@ -66,17 +82,10 @@ class Bare(Launched):
         return config
 
     def command(self) -> list[str]:
-        shutil.rmtree(self.home, ignore_errors=True)
         command = super().command()
+        # With a first key that `/models` accepts, the launcher makes no account; here any key is accepted.
         secret_files.secret_file(self.home, "first-api-key", "sk-any")
         return command
-
-    def environment(self) -> dict[str, str]:
-        return {**super().environment(), RATE: str(self._rate)}
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"ingress": "bench/stream/paced.py"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -124,7 +133,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for rate in sorted({rate for _, rate in options.loads}):
         for name in options.only:
             folder = Path(options.folder).absolute() / "stream"
-            system: Launched = (Ours if name == "full" else Bare)(folder, rate)
+            system: Launched = (Full if name == "full" else Bare)(folder, rate)
             say(f"{system.title}, {rate} tokens/s per stream")
             try:
                 system.start()

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from bench.gateway import load, parts
+from bench.gateway import load
+from bench.harness import parts
 from bench.harness.stub_request import BODY, MAX_TOKENS, MODEL, PROMPT_TOKENS, REPLY, wrong_in
 from serve_app.api.chat_reply import Choice, Usage, complete_reply
 from serve_app.api.chat_request import parse_chat_request

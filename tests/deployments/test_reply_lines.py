@@ -250,3 +250,24 @@ async def test_between_machines_the_clusters_certificates_are_required(
     assert await asyncio.wait_for(send_events(Says(asyncio.Event()).events(), stranger.to), 20) is not None
     assert stranger.events == []
     listener.close()
+
+
+async def test_events_that_are_too_long_for_one_frame_are_split(
+    listener: ReplyListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_lines, "FULL_BYTES", 100)
+    reply = await Reply().open(listener)
+    events = [Started(1, 0), *(Delta("x" * 90, count) for count in range(1, 9)), END]
+    assert await send_events(Says(*events).events(), reply.to) is None
+    await reply.over()
+    assert reply.events == events
+
+
+async def test_a_connection_that_sends_no_token_is_closed(
+    listener: ReplyListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_lines, "CONNECT_S", 0.01)
+    reply = await Reply().open(listener)
+    monkeypatch.setattr(reply_lines.ReplyLine, "connection_made", lambda line, made: setattr(line, "_transport", made))
+    sending = send_events(Says(asyncio.Event()).events(), reply.to)
+    assert await asyncio.wait_for(sending, 20) == "the connection to the gateway is lost"

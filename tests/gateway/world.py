@@ -207,7 +207,6 @@ class FakeBackends:
                     raise step
                 else:
                     take(step)
-                    await asyncio.sleep(0)
         finally:
             self.running -= 1
             script.closed.set()

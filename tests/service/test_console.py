@@ -234,8 +234,11 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     expect_usable(browser)
     enter(browser, "API keys")
     press(browser, "Create key")
+    assert "svc-chat" not in browser.find_element(By.ID, "new-key").text, "all models are allowed at first"
+    browser.find_element(By.XPATH, "//label[normalize-space()='Selected models']").click()
     assert "svc-chat" in browser.find_element(By.ID, "new-key").text
     expect_usable(browser)
+    browser.find_element(By.XPATH, "//label[normalize-space()='All models']").click()
     fill(browser, name="laptop")
     titled(browser, "Your new key")
     expect_usable(browser)
