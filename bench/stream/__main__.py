@@ -15,7 +15,7 @@ from bench.harness import parts
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
 from bench.harness.processes import Tree
-from bench.harness.servers import Launched, ServerError, shipped_config
+from bench.harness.servers import Launched, ServerError, deployment, shipped_config
 from bench.harness.stub_request import BACKEND, MODEL
 from bench.stream import report
 from bench.stream.client import Seen, load
