@@ -21,7 +21,7 @@ from ray.serve import Application
 
 from bench.harness.stub_request import BACKEND
 from deployments import model
-from serve_app.contracts.generation import Delta, Event, Finished, FinishReason, Started
+from serve_app.contracts.generation import Delta, Event, Finished, FinishReason, SamplingParams, Started
 from serve_app.engine.delivery import LoopSink, Outbox
 from serve_app.engine.port import EngineStats, Promise, Sample
 from serve_app.engine.request import GenerationRequest
@@ -170,12 +170,34 @@ class BareModel:
         self._numbers = itertools.count()
 
     async def generate(self, max_tokens: int) -> AsyncIterator[str]:
-        from serve_app.contracts.generation import SamplingParams
-
         request = GenerationRequest(str(next(self._numbers)), (1,), SamplingParams(max_tokens), "bare")
         async for event in self._engine.generate(request):
             if isinstance(event, Delta):
                 yield event.text
+
+
+def build_app() -> FastAPI:
+    """One FastAPI route, and the two that the launcher calls at the start."""
+    app = FastAPI(openapi_url=None)
+    handle = serve.get_app_handle(BACKEND).options(method_name="generate", stream=True)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> StreamingResponse:
+        body = await request.json()
+
+        async def events() -> AsyncIterator[str]:
+            async for text in handle.remote(body["max_tokens"]):
+                yield f'data: {{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}\n\n'
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    @app.get("/ready")
+    @app.get("/models")
+    async def ready() -> Response:
+        return Response()
+
+    return app
 
 
 @serve.deployment(name="Bare", max_ongoing_requests=MAX_STREAMS, ray_actor_options={"num_cpus": 0})
@@ -184,26 +206,8 @@ class Bare:
     """A FastAPI ingress that passes the generator on, without keys, limits and accounting."""
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        app = FastAPI(openapi_url=None)
-        handle = serve.get_app_handle(BACKEND).options(method_name="generate", stream=True)
-
-        @app.post("/v1/chat/completions")
-        async def chat_completions(request: Request) -> StreamingResponse:
-            body = await request.json()
-
-            async def events() -> AsyncIterator[str]:
-                async for text in handle.remote(body["max_tokens"]):
-                    yield f'data: {{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}\n\n'
-                yield "data: [DONE]\n\n"
-
-            return StreamingResponse(events(), media_type="text/event-stream")
-
-        @app.get("/ready")
-        @app.get("/models")
-        async def ready() -> Response:
-            return Response()
-
-        return app
+        """Called once by Serve, after the constructor."""
+        return build_app()
 
 
 def bare_model(_: dict[str, Any]) -> Application:
