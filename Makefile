@@ -113,13 +113,13 @@ bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy that bench-gatewa
 bench-quality: $(VENV)/.base ## compare the perplexity of int8 and float32
 	@$(BIN)/python -m bench.perplexity $(ARGS)
 
-pictures: $(VENV)/.test $(NODE)/.installed ## make the pictures of the console in README.md, from its test in a browser (needs chromium and chromium-driver)
-	@SERVE_APP_PICTURES=docs/console $(BIN)/python -m pytest -q tests/service/test_console.py
+pictures: $(VENV)/.test ## take the pictures of the console in README.md, one minute (ARGS=--all: every page; needs chromium and chromium-driver)
+	@$(BIN)/python -m bench.console.pictures $(if $(ARGS),$(ARGS) --to .bench/pictures,--to docs/console)
 
 bench-console: $(VENV)/.base ## measure how much 50 people who browse the console slow down chat, six minutes (ARGS='--rounds 2')
 	@$(BIN)/python -m bench.console $(ARGS)
 
-bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages, two minutes (needs chromium and chromium-driver)
+bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages and how large they are, six minutes (needs chromium and chromium-driver)
 	@$(BIN)/python -m bench.console.paint $(ARGS)
 
 console-assets: $(VENV)/.base ## fetch the console's style sheet, scripts and icons from their npm packages (needs npm)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -38,8 +37,6 @@ PASSWORD = "correct horse battery"
 PRODUCT = BrandSettings().name
 WIDTHS = (360, 1440)
 HEIGHT = 900
-#: A folder for pictures of the console, which README.md shows: `make pictures` names it.
-PICTURES = os.environ.get("SERVE_APP_PICTURES")
 AXE = Path(__file__).parents[1] / "clients/node/node_modules/axe-core/axe.min.js"
 #: Whether an element shows that it has the focus.
 SHOWS_FOCUS = """
@@ -160,14 +157,6 @@ def shown(browser: Chrome) -> dict[str, str]:
     return {name.get_attribute("textContent"): value.text for name, value in parts}
 
 
-def picture(browser: Chrome, name: str) -> None:
-    if PICTURES is not None:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        widen(browser, WIDTHS[-1])
-        browser.execute_script("scrollTo(0, 0)")
-        browser.save_screenshot(str(Path(PICTURES) / f"{name}.png"))
-
-
 def pay(service: Service, account_id: str, cents: int) -> None:
     """Sends Stripe's report of a payment, signed as Stripe signs it."""
     from stripe import WebhookSignature  # loads a large library
@@ -285,23 +274,19 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     browser.find_element(By.CSS_SELECTOR, "#code .btn-close").click()
     left = set(browser.execute_async_script(SHOW_MARKDOWN, HOSTILE))
     assert left == {"table", "thead", "tbody", "tr", "th", "td"}
-    picture(browser, "playground")
     enter(browser, "Overview")
     figures = shown(browser)
     assert figures["Requests"] == "3"
     assert int(figures["Tokens"].replace(",", "")) > usage.total_tokens
     expect_usable(browser)
-    picture(browser, "overview")
     enter(browser, "Usage")
     assert browser.execute_script("return Chart.getChart('usage-chart').data.datasets.length") == 1
     expect_usable(browser)
-    picture(browser, "usage")
     browser.find_element(By.CSS_SELECTOR, "details.folded summary").click()
     browser.find_element(By.CSS_SELECTOR, "details.folded table a").click()
     titled(browser, "Requests")
     assert str(usage.prompt_tokens) in [cell.text for cell in browser.find_elements(By.TAG_NAME, "td")]
     expect_usable(browser)
-    picture(browser, "requests")
     browser.find_element(By.CSS_SELECTOR, "td a").click()
     titled(browser, "Request")
     assert "Generation" in browser.find_element(By.CSS_SELECTOR, ".timeline").text
@@ -324,7 +309,6 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     assert "20.00" in browser.page_source
     enter(browser, "API keys")
     expect_usable(browser)
-    picture(browser, "keys")
     browser.find_element(By.CSS_SELECTOR, "[aria-label='Actions for laptop']").click()
     press(browser, "Rotate")
     Select(browser.find_element(By.CSS_SELECTOR, "dialog[open] select")).select_by_visible_text("0 minutes")
@@ -483,7 +467,6 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     browser.get(f"{service.base_url}/console/operator")
     titled(browser, "Service overview")
     expect_usable(browser)
-    picture(browser, "operators")
 
 
 @pytest.mark.long
