@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gzip
 import html
+import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from serve_app.admin.guides import FOLDER, GUIDES
@@ -26,6 +28,8 @@ LOOK: Final = {
     "theme.js": "theme.js",
     "start.js": "reference.js",
 }
+#: Files of Swagger UI.
+VIEWER: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 _PAGE: Final = """\
 <!doctype html>
@@ -129,6 +133,15 @@ def _icon(docs: str, name: str) -> str:
 
 @cache
 def look_file(name: str) -> tuple[bytes, bytes | None]:
-    """Returns one of the files of LOOK, as it is and compressed; small ones are not compressed."""
-    content = (files("serve_app.console") / "static" / LOOK[name]).read_bytes()
+    """Returns a file of LOOK or VIEWER, as it is and compressed; small ones are not compressed."""
+    folder = files("serve_app.console") / "static" if name in LOOK else _viewer_folder()
+    content = (folder / LOOK.get(name, name)).read_bytes()
     return content, gzip.compress(content, 9, mtime=0) if len(content) >= MIN_COMPRESSED else None
+
+
+def _viewer_folder() -> Path:
+    """Returns the folder of Swagger UI in the package `fastapi-offline`. Only its files are used, not its code."""
+    package = importlib.util.find_spec("fastapi_offline")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "static"

@@ -7,19 +7,18 @@ they work offline.
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import json
 import mimetypes
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from serve_app.admin.docs_pages import LOOK, guide_page, look_file, reference_page
+from serve_app.admin.docs_pages import LOOK, VIEWER, guide_page, look_file, reference_page
 from serve_app.admin.document import ENDPOINTS, build_document, customer_document, operator_document
 from serve_app.admin.endpoint import AdminServices, Endpoint
 from serve_app.admin.guides import GUIDES, guide
@@ -39,7 +38,7 @@ _SAFE: Final = {
     "referrer-policy": "no-referrer",
 }
 _KEPT: Final = {"cache-control": "max-age=3600"}
-_ASSETS: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
+_KEPT_A_DAY: Final = {"cache-control": "max-age=86400"}
 
 
 class _ModelName(PathConvertor):
@@ -93,11 +92,9 @@ def admin_router(admin: AdminServices) -> APIRouter:
             raise errors.not_found("there is no logo")
         return FileResponse(admin.brand.logo, headers=_SAFE | _KEPT)
 
-    for name in LOOK:
+    for name in (*LOOK, *VIEWER):
         router.add_api_route(f"/docs/{name}", _look(name), methods=["GET"], response_model=None)
     router.add_api_route("/docs/favicon.ico", icon, methods=["GET"], response_model=None)
-    for name in _ASSETS:
-        router.add_api_route(f"/docs/{name}", _file(_assets_folder() / name), methods=["GET"], response_model=None)
     return router
 
 
@@ -112,20 +109,13 @@ def _look(name: str) -> Callable[[Request], Awaitable[Response]]:
     media_type = mimetypes.guess_type(name)[0]
 
     async def send(request: Request) -> Response:
-        content, compressed = look_file(name)
-        headers = _SAFE | _KEPT | {"vary": "accept-encoding"}
+        content, compressed = await asyncio.to_thread(look_file, name)  # compressing the viewer takes 0.1 s
+        headers = _SAFE | (_KEPT_A_DAY if name in VIEWER else _KEPT) | {"vary": "accept-encoding"}
         if compressed is None or "gzip" not in request.headers.get("accept-encoding", ""):
             return Response(content, media_type=media_type, headers=headers)
         return Response(compressed, media_type=media_type, headers=headers | {"content-encoding": "gzip"})
 
     return send
-
-
-def _file(path: Path) -> Callable[[], Awaitable[Response]]:
-    async def file() -> Response:
-        return FileResponse(path, headers=_SAFE | {"cache-control": "max-age=86400"})
-
-    return file
 
 
 class Documents(NamedTuple):
@@ -145,11 +135,3 @@ def encoded_documents(catalogue: Catalogue) -> Documents:
 
 def _encoded(document: Schema) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _assets_folder() -> Path:
-    """Returns the folder of Swagger UI in the package `fastapi-offline`. Only its files are used, not its code."""
-    package = importlib.util.find_spec("fastapi_offline")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent / "static"
