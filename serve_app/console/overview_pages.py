@@ -33,7 +33,7 @@ LIMIT_NAMES: Final = {
     "weight": "Priority under load",
 }
 #: Seconds before now in which the latest requests are sought, shortest first.
-WINDOWS: Final = (60.0, 600.0, HOUR_S, DAY_S, 7 * DAY_S, 90 * DAY_S)
+WINDOWS: Final = (*(60.0 * 4**number for number in range(9)), 90 * DAY_S)
 SAMPLE: Final = 1000
 LATEST: Final = 8
 DISMISSED: Final = "console_started"  # accounts whose first steps are hidden
