@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Final
 
 from fastapi.responses import Response
@@ -24,4 +25,7 @@ async def show(visit: Visit) -> Response:
 async def document(visit: Visit) -> Response:
     if visit.console.document is None:
         raise Refused(404, "This console can't reach a gateway.")
-    return Response(await visit.console.document(), media_type="application/json")
+    content, headers = await visit.console.document(), {"vary": "accept-encoding"}
+    if "gzip" in visit.request.headers.get("accept-encoding", ""):
+        content, headers["content-encoding"] = gzip.compress(content, mtime=0), "gzip"
+    return Response(content, media_type="application/json", headers=headers)

@@ -153,11 +153,10 @@ async def test_examples_in_several_languages_are_tabs_of_one_group(http: httpx.A
     assert len(set(re.findall(r' id="([^"]+)"', page))) == len(re.findall(r' id="([^"]+)"', page))
 
 
-@pytest.mark.parametrize("name", ["tabler.min.css", "swagger-ui-bundle.js"])
+@pytest.mark.parametrize("path", ["/docs/tabler.min.css", "/docs/swagger-ui-bundle.js", "/openapi.json"])
 async def test_a_large_file_of_the_page_is_compressed_only_for_who_accepts_it(
-    http: httpx.AsyncClient, name: str
+    http: httpx.AsyncClient, path: str
 ) -> None:
-    path = f"/docs/{name}"
     packed = await http.get(path, headers={"accept-encoding": "gzip"})
     plain = await http.get(path, headers={"accept-encoding": "identity"})
     assert (packed.headers["content-encoding"], packed.headers["vary"]) == ("gzip", "accept-encoding")
