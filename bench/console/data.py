@@ -28,10 +28,8 @@ WEEK: Final = (1.0, 1.1, 1.15, 1.05, 0.9, 0.35, 0.3)  # requests of a day, from 
 HOURS: Final = (0.3,) * 7 + (0.6, 1.0) + (1.4,) * 8 + (1.0, 0.8) + (0.5,) * 5
 OWNER, OPERATOR, SECOND = "mira@acme-robotics.example", "lena@example.com", "omar@example.com"
 BY_OWNER, BY_OPERATOR, BY_SECOND = Audit(OWNER), Audit(OPERATOR), Audit(SECOND)
-
-MEMBERS: Final = {
-    "jonas": ("Jonas Weber", "member"), "priya": ("Priya Nair", "billing"), "tomas": ("Tomas Silva", "member")
-}  # fmt: skip
+JONAS, PRIYA, TOMAS = ("Jonas Weber", "member"), ("Priya Nair", "billing"), ("Tomas Silva", "member")
+MEMBERS: Final = {"jonas": JONAS, "priya": PRIYA, "tomas": TOMAS}
 #: Keys of the account in the pictures: name, maker, part of the requests, part of them to svc-coder, terms.
 KEYS: Final[tuple[tuple[str, str, float, float, dict[str, Any]], ...]] = (
     ("production", OWNER, 0.55, 0.1, {"tags": ("prod", "support"), "budget": 120, "budget_period": "month"}),
@@ -96,10 +94,8 @@ class _Past:
         return self.ledger.run(people.AcceptInvitation(keys.digest(token), name, self.password)).user_id
 
     def invite(self, account_id: str, email: str, role: str, token: str) -> None:
-        until = self.now + 7 * DAY_S
-        self.ledger.run(
-            people.InvitePerson(account_id, email, role, keys.digest(token), until, BY_OWNER, True, "Mira Okafor")
-        )
+        rest = (keys.digest(token), self.now + 7 * DAY_S, BY_OWNER, True, "Mira Okafor")
+        self.ledger.run(people.InvitePerson(account_id, email, role, *rest))
 
     def day(self, ago: int, sources: list[_Source]) -> None:
         """Settles the requests of one day."""
