@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from serve_app.console.formats import exact_time
 from serve_app.contracts.books import AuditRecord
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import format_amount, format_price
-from serve_app.contracts.units import utc_text
 
 NONE: Final = "none"
 DEFAULT: Final = "the default"
@@ -70,7 +70,7 @@ class _Teller:
 
     def until(self, name: str = "expires_at") -> str:
         at = self.detail.get(name)
-        return f" until {utc_text(at)}" if isinstance(at, int | float) else ""
+        return f" until {exact_time(at)}" if isinstance(at, int | float) else ""
 
     def change(self, name: str) -> tuple[Any, Any]:
         one = self.detail.get(name)
@@ -118,7 +118,7 @@ class _Teller:
                 before = f"from {format_price(was)} " if isinstance(was, int) and was != now else ""
                 told.append(f"{word} {before}{'to ' if before else ''}{format_price(now)}")
         at = self.detail.get("effective_at")
-        since = f", effective {utc_text(at)}" if isinstance(at, int | float) else ""
+        since = f", effective {exact_time(at)}" if isinstance(at, int | float) else ""
         return f"set the price of {self.subject} per million tokens: {', '.join(told)}{since}"
 
     def decision(self) -> str:
@@ -256,7 +256,7 @@ def _value(name: str, value: Any) -> str:
     if name == "budget" and isinstance(value, int):
         return format_amount(value)
     if name == "expires_at" and isinstance(value, int | float):
-        return utc_text(value)
+        return exact_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return (
