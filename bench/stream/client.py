@@ -74,6 +74,7 @@ def load(
     warm_up_s: float,
     window_s: float,
     opened: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Seen:
     """Keeps `streams` streams open: each client sends its next request when it has the whole reply to the last one.
 
@@ -82,7 +83,7 @@ def load(
     """
     request = request_of(port, key, tokens)
     drawn = random.Random(streams)
-    began = time.perf_counter()
+    began = clock()
     starts = sorted(began + drawn.random() * min(warm_up_s, tokens / rate) for _ in range(streams))
     poll = select.epoll()
     open_: dict[int, _Stream] = {}
@@ -108,13 +109,13 @@ def load(
     gc.disable()
     try:
         is_open = False
-        while (now := time.perf_counter()) < closes:
+        while (now := clock()) < closes:
             while starts and starts[0] <= now:
                 starts.pop(0)
                 begin()
             if not is_open and now >= opens:
                 opened()
-                is_open, cpu, opens = True, time.process_time(), time.perf_counter()
+                is_open, cpu, opens = True, time.process_time(), clock()
             for number, _ in poll.poll(0.002 if starts else 0.05, 256):
                 stream = open_[number]
                 try:
@@ -124,7 +125,7 @@ def load(
                 except OSError as error:
                     end(stream, f"{type(error).__name__}: {error}")
                     continue
-                now = time.perf_counter()
+                now = clock()
                 if found := data.count(_TOKEN):
                     if is_open:
                         seen.tokens += found

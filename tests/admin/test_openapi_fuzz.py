@@ -30,7 +30,7 @@ from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key
 from serve_app.contracts.management import CreateManagementKey
 from tests.gateway.any_reply import any_reply
 from tests.gateway.connections import served
-from tests.gateway.world import NANO, OPERATOR, World
+from tests.gateway.world import NANO, OPERATOR, World, taking
 
 ADDRESSES = itertools.count()
 CHUNKS = {"/chat/completions": "ChatCompletionChunk", "/completions": "CompletionChunk"}
@@ -257,7 +257,7 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
 
 async def run(make_world: Callable[..., Any], *, cases: int, phases: list[str]) -> Found:
     world: World = await make_world(trusted_proxies=1)
-    world.backends.generate = any_reply  # type: ignore[method-assign]
+    world.backends.generate = taking(any_reply)  # type: ignore[method-assign]
     world.account_id, world.key = world.new_account(credit=10**8 * NANO, **PLENTY)
     account, _ = world.new_account(credit=NANO)
     [key] = world.ledger.list_keys(account)
