@@ -60,13 +60,19 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+async def _all(cluster: Cluster, options: argparse.Namespace) -> list[Report]:
+    """Runs on one loop: a node ends with the thread that started it, and these threads end with their loop."""
+    reports = []
+    if options.rounds:
+        reports.append(await rounds.losses(cluster, options.rounds, options.kinds, say))
+    if not options.no_drains and not any(report.problems for report in reports):
+        reports.append(await rounds.drains(cluster, options.kinds, options.tokens, say))
+    return reports
+
+
 def _run(options: argparse.Namespace) -> list[Report]:
     with Cluster(say) as cluster:
-        reports = []
-        if options.rounds:
-            reports.append(asyncio.run(rounds.losses(cluster, options.rounds, options.kinds, say)))
-        if not options.no_drains and not any(report.problems for report in reports):
-            reports.append(asyncio.run(rounds.drains(cluster, options.kinds, options.tokens, say)))
+        reports = asyncio.run(_all(cluster, options))
         if any(report.problems for report in reports):
             cluster.keep = True
             say(f"logs stay in {cluster.folder}")
