@@ -15,6 +15,7 @@ from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 COST_DIGITS: Final = 6
+EXACT: Final = 9  # decimal places of a nano-unit
 MINUTE_S: Final = 60.0
 MONTH_S: Final = 30 * DAY_S
 YEAR_S: Final = 365 * DAY_S
@@ -33,6 +34,21 @@ _SPAN: Final = re.compile(r'colspan="(\d+)"')
 def balance(nano: int) -> str:
     """Returns an amount with two decimal places, e.g. "1,234.50"."""
     return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal('0.01'), ROUND_HALF_EVEN):,}"
+
+
+def decimals(amounts: Sequence[int]) -> int:
+    """Returns the fewest decimal places, at least two, at which amounts add up and only zeros read as zero."""
+    for places in range(2, EXACT):
+        step = 10 ** (EXACT - places)
+        rounded = [_steps(nano, step) for nano in amounts]
+        if sum(rounded) == _steps(sum(amounts), step) and rounded.count(0) == amounts.count(0):
+            return places
+    return EXACT
+
+
+def fixed(nano: int, places: int) -> str:
+    """Returns an amount with a number of decimal places."""
+    return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,f}"
 
 
 def cost(nano: int) -> str:
@@ -106,8 +122,13 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
     return Markup(_CELL.sub(label, rows))
 
 
+def _steps(nano: int, step: int) -> int:
+    return int((Decimal(nano) / step).to_integral_value(ROUND_HALF_EVEN))
+
+
 FILTERS: Final = {
     "balance": balance,
+    "fixed": fixed,
     "cost": cost,
     "count": count,
     "exact_time": exact_time,

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,22 @@ def test_first_steps_are_shown_until_they_are_done_or_dismissed(house: House) ->
 )
 def test_an_amount_has_the_decimals_that_matter(nano: int, balance: str, cost: str) -> None:
     assert (formats.balance(nano), formats.cost(nano)) == (balance, cost)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "places"),
+    [
+        ([243_838_000_000, 275_000_000_000, -46_846_000_000, -21_036_000_000], 3),
+        ([10**9, -250_000_000], 2),
+        ([10**9, -46], 8),
+        ([0, 0], 2),
+    ],
+)
+def test_the_amounts_of_a_page_add_up_as_they_are_shown(amounts: list[int], places: int) -> None:
+    assert formats.decimals(amounts) == places
+    shown = [Decimal(formats.fixed(nano, places)) for nano in amounts]
+    assert sum(shown) == Decimal(formats.fixed(sum(amounts), places))
+    assert all(bool(one) == bool(nano) for one, nano in zip(shown, amounts, strict=True))
 
 
 @pytest.mark.parametrize(

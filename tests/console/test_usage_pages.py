@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -220,10 +221,11 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     statement = browser.get(f"{path}/statements/2026-06").text
     rows = cells(statement)
     assert rows.pop(0) == ["Entry", "Details", "Amount (USD)"]
-    assert rows[0] == ["Opening balance", "", "0.00"]
+    assert rows[0] == ["Opening balance", "", "0.0000000"]
     assert [row[0] for row in rows[1:-1]] == ["Payment", "Credit given", "Usage of svc-chat"]
-    assert rows[-2][2] == "-0.000000092"
-    assert rows[-1] == ["Closing balance", "", "6.00"]
+    assert rows[-2][2] == "-0.0000001"
+    assert rows[-1] == ["Closing balance", "", "5.9999999"]
+    assert sum(Decimal(row[2]) for row in rows[:-1]) == Decimal(rows[-1][2])
     assert ['title="0.00"' in statement, 'title="5.999999908"' in statement] == [True, True]
     assert 2 * COST == 92
     assert browser.get(f"{path}/statements/2026-00").status_code == 404
