@@ -6,6 +6,7 @@ import re
 import time
 import zlib
 from collections.abc import Sequence
+from datetime import date
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import Final
 
@@ -66,7 +67,27 @@ def count(number: float) -> str:
 
 
 def exact_time(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix))
+    return f"{short_day(unix)}, {time.strftime('%H:%M:%S UTC', time.gmtime(unix))}"
+
+
+def minute(unix: float) -> str:
+    return f"{short_day(unix)}, {time.strftime('%H:%M UTC', time.gmtime(unix))}"
+
+
+def short_day(unix: float) -> str:
+    moment = time.gmtime(unix)
+    return f"{moment.tm_mday} {time.strftime('%b %Y', moment)}"
+
+
+def long_time(unix: float) -> str:
+    """Returns a time for a sentence, e.g. "22 January 2027, 21:09 UTC"."""
+    moment = time.gmtime(unix)
+    return f"{moment.tm_mday} {time.strftime('%B %Y, %H:%M UTC', moment)}"
+
+
+def month(name: str) -> str:
+    """Returns the month of a name such as "2026-11": "November 2026"."""
+    return f"{date.fromisoformat(name + '-01'):%B %Y}"
 
 
 def day(unix: float) -> str:
@@ -132,6 +153,9 @@ FILTERS: Final = {
     "cost": cost,
     "count": count,
     "exact_time": exact_time,
+    "time": minute,
+    "short_day": short_day,
+    "month": month,
     "day": day,
     "iso_time": iso_time,
     "relative": relative,

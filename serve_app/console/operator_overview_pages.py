@@ -59,6 +59,12 @@ class Days:
         return f"days={self.preset}" if self.preset else f"from={self.first}&to={self.last}"
 
 
+async def currency_of(visit: Visit) -> str:
+    """Returns the currency of the service. Empty before its first account."""
+    nothing = operators.SumService("1971-01-01", "1971-01-01", 1)  # its reply names the currency
+    return (await visit.console.books.run(nothing)).currency
+
+
 def chosen_days(visit: Visit) -> Days:
     """Returns the range in the query: `days`, or `from` and `to`. Raises Refused."""
     query, today = visit.request.query_params, datetime.fromtimestamp(visit.console.now(), UTC).date()

@@ -215,7 +215,7 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     path, browser = f"/console/accounts/{house.account_id}", house.member(role="billing")
     billing = browser.get(f"{path}/billing").text
     assert "&lt;b&gt;welcome&lt;/b&gt;" in billing
-    for exact in ("0.999999908 USD", "0.999999908", "1.00", "2026-06-06 12:00:00 UTC"):
+    for exact in ("0.999999908 USD", "0.999999908", "1.00", "6 Jun 2026, 12:00:00 UTC"):
         assert f'title="{exact}"' in billing
     assert f'href="{path}/statements/2026-06"' in billing
     statement = browser.get(f"{path}/statements/2026-06").text
