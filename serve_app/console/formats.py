@@ -18,15 +18,7 @@ from serve_app.contracts.units import DAY_S, HOUR_S
 COST_DIGITS: Final = 6
 EXACT: Final = 9  # decimal places of a nano-unit
 MINUTE_S: Final = 60.0
-MONTH_S: Final = 30 * DAY_S
-YEAR_S: Final = 365 * DAY_S
-_UNITS: Final = (
-    (YEAR_S, "year"),
-    (MONTH_S, "month"),
-    (DAY_S, "day"),
-    (HOUR_S, "hour"),
-    (MINUTE_S, "minute"),
-)
+_UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
@@ -50,6 +42,11 @@ def decimals(amounts: Sequence[int]) -> int:
 def fixed(nano: int, places: int) -> str:
     """Returns an amount with a number of decimal places."""
     return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,f}"
+
+
+def places(amounts: Sequence[int]) -> int:
+    """Returns the decimal places that a column of costs needs for the finest of them."""
+    return max((len(cost(nano).partition(".")[2]) for nano in amounts), default=2)
 
 
 def cost(nano: int) -> str:
@@ -85,6 +82,12 @@ def long_time(unix: float) -> str:
     return f"{moment.tm_mday} {time.strftime('%B %Y, %H:%M UTC', moment)}"
 
 
+def named_day(name: str) -> str:
+    """Returns the day of a name such as "2026-11-26": "26 Nov 2026"."""
+    moment = date.fromisoformat(name)
+    return f"{moment.day} {moment:%b %Y}"
+
+
 def month(name: str) -> str:
     """Returns the month of a name such as "2026-11": "November 2026"."""
     return f"{date.fromisoformat(name + '-01'):%B %Y}"
@@ -99,8 +102,10 @@ def iso_time(unix: float) -> str:
 
 
 def relative(unix: float, now: float) -> str:
-    """Returns a time relative to `now`, e.g. "5 minutes ago" or "in 3 days"."""
+    """Returns a time relative to `now`, e.g. "5 minutes ago"; from a day on, its date."""
     apart = abs(now - unix)
+    if apart >= DAY_S:
+        return short_day(unix)
     for seconds, unit in _UNITS:
         if apart >= seconds:
             number = int(apart // seconds)
@@ -150,11 +155,13 @@ def _steps(nano: int, step: int) -> int:
 FILTERS: Final = {
     "balance": balance,
     "fixed": fixed,
+    "places": places,
     "cost": cost,
     "count": count,
     "exact_time": exact_time,
     "time": minute,
     "short_day": short_day,
+    "named_day": named_day,
     "month": month,
     "day": day,
     "iso_time": iso_time,

@@ -197,7 +197,15 @@ def test_the_amounts_of_a_page_add_up_as_they_are_shown(amounts: list[int], plac
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0, "just now"), (-59, "just now"), (-60, "1 minute ago"), (-7200, "2 hours ago"), (3 * 86400, "in 3 days")],
+    [
+        (0, "just now"),
+        (-59, "just now"),
+        (-60, "1 minute ago"),
+        (-7200, "2 hours ago"),
+        (7200, "in 2 hours"),
+        (3 * 86400, "4 Jun 2026"),
+        (-86400, "31 May 2026"),
+    ],
 )
-def test_a_time_is_relative(seconds: float, said: str) -> None:
+def test_a_time_within_a_day_is_relative(seconds: float, said: str) -> None:
     assert formats.relative(NOON + seconds, NOON) == said
