@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from serve_app.console.formats import exact_time
+from serve_app.console.formats import long_time
 from serve_app.contracts.books import AuditRecord
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import format_amount, format_price
@@ -32,9 +32,9 @@ class Sentence:
     text: str
 
 
-def sentence(record: AuditRecord, names: Mapping[str, str]) -> Sentence:
-    """Returns the record as a sentence. `names` are names and addresses by id."""
-    teller = _Teller(record, names)
+def sentence(record: AuditRecord, names: Mapping[str, str], currency: str = "") -> Sentence:
+    """Returns the record as a sentence. `names` are names and addresses by id; amounts are in `currency`."""
+    teller = _Teller(record, names, currency)
     tell = ACTIONS.get(record.action)
     actor = {"unknown": "Someone unknown", "deployment": "The configuration"}.get(record.actor, record.actor)
     return Sentence(actor, tell(teller) if tell is not None else teller.any_other())
@@ -47,8 +47,8 @@ def ids_in(records: Collection[AuditRecord]) -> tuple[str, ...]:
 
 
 class _Teller:
-    def __init__(self, record: AuditRecord, names: Mapping[str, str]) -> None:
-        self._record, self._names = record, names
+    def __init__(self, record: AuditRecord, names: Mapping[str, str], currency: str) -> None:
+        self._record, self._names, self._currency = record, names, currency
         self.detail = record.detail
         self.subject = names.get(record.subject, record.subject)
         self.account = names.get(record.account_id, record.account_id) or "the service"
@@ -60,7 +60,7 @@ class _Teller:
 
     def money(self, name: str = "amount") -> str:
         amount = self.detail.get(name)
-        return format_amount(abs(amount)) if isinstance(amount, int) else "an amount"
+        return f"{format_amount(abs(amount))} {self._currency}".rstrip() if isinstance(amount, int) else "an amount"
 
     def text(self, name: str) -> str:
         return str(self.detail.get(name) or "")
@@ -70,7 +70,7 @@ class _Teller:
 
     def until(self, name: str = "expires_at") -> str:
         at = self.detail.get(name)
-        return f" until {exact_time(at)}" if isinstance(at, int | float) else ""
+        return f" until {long_time(at)}" if isinstance(at, int | float) else ""
 
     def change(self, name: str) -> tuple[Any, Any]:
         one = self.detail.get(name)
@@ -92,10 +92,14 @@ class _Teller:
     def active(self) -> str:
         return f"{'reactivated' if self.change('active')[1] else 'suspended'} the account {self.account}"
 
+    def value(self, name: str, value: Any) -> str:
+        is_amount = name == "budget" and isinstance(value, int)
+        return f"{format_amount(value)} {self._currency}".rstrip() if is_amount else _value(name, value)
+
     def key_changes(self) -> str:
         told = []
         for name in self.detail:
-            was, now = (_value(name, one) for one in self.change(name))
+            was, now = (self.value(name, one) for one in self.change(name))
             told.append(f"{name.replace('_', ' ')} from {was} to {now}")
         return f"changed the API key {self.subject} of {self.account}: {', '.join(told) or 'nothing'}"
 
@@ -118,8 +122,9 @@ class _Teller:
                 before = f"from {format_price(was)} " if isinstance(was, int) and was != now else ""
                 told.append(f"{word} {before}{'to ' if before else ''}{format_price(now)}")
         at = self.detail.get("effective_at")
-        since = f", effective {exact_time(at)}" if isinstance(at, int | float) else ""
-        return f"set the price of {self.subject} per million tokens: {', '.join(told)}{since}"
+        since = f", effective {long_time(at)}" if isinstance(at, int | float) else ""
+        unit = f" in {self._currency}" if self._currency else ""
+        return f"set the price of {self.subject}{unit} per million tokens: {', '.join(told)}{since}"
 
     def decision(self) -> str:
         word = "approved" if self.detail.get("approved") else "rejected"
@@ -253,10 +258,8 @@ def _weights(value: Any) -> str:
 def _value(name: str, value: Any) -> str:
     if value is None or value in ([], ()):
         return NONE
-    if name == "budget" and isinstance(value, int):
-        return format_amount(value)
     if name == "expires_at" and isinstance(value, int | float):
-        return exact_time(value)
+        return long_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fastapi.responses import Response
 
+from serve_app.console.formats import decimals
 from serve_app.console.usage_pages import named_month
 from serve_app.console.web import HEADERS, Refused, Visit
 from serve_app.contracts import commands
@@ -18,7 +19,7 @@ from serve_app.contracts.billing import (
     ReadBillingDetails,
     SetBillingDetails,
 )
-from serve_app.contracts.books import AccountSnapshot
+from serve_app.contracts.books import AccountSnapshot, Statement
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ShowRecharge
 from serve_app.contracts.units import DAY_S
@@ -57,7 +58,7 @@ async def billing(visit: Visit) -> Response:
         account=account,
         balance=account.available(now),
         grants=[grant for grant in await run(commands.ListGrants(account_id)) if grant.left],
-        statement=await run(commands.ShowStatement(account_id, months[0])),
+        **_shown(await run(commands.ShowStatement(account_id, months[0]))),
         months=months,
         kinds=KINDS,
         now=now,
@@ -80,9 +81,8 @@ async def statement(visit: Visit) -> Response:
     month = named_month(visit, visit.request.path_params["month"])
     account = await run(commands.GetAccount(account_id))
     found = await run(commands.ShowStatement(account_id, month.name))
-    return visit.page(
-        "statement.html", account=account, statement=found, kinds=KINDS, over=visit.console.now() >= month.ends
-    )
+    over = visit.console.now() >= month.ends
+    return visit.page("statement.html", account=account, **_shown(found), kinds=KINDS, over=over)
 
 
 async def statement_file(visit: Visit) -> Response:
@@ -119,6 +119,12 @@ async def set_details(visit: Visit) -> Response:
     given = BillingDetails(*(form.get(name, "") for name in ("company", "address", "tax_id", "email")))
     await visit.console.books.run(SetBillingDetails(account_id, given, visit.audit))
     return visit.go(f"/accounts/{account_id}/billing", done="Billing details saved")
+
+
+def _shown(statement: Statement) -> dict[str, Any]:
+    """Returns a statement for its page with the decimal places at which its rows add up."""
+    rows = [statement.opening, *(one.amount for one in statement.movements), *(-row.charged for row in statement.usage)]
+    return {"statement": statement, "places": decimals(rows)}
 
 
 async def _customer(visit: Visit) -> Customer:

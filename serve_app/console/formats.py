@@ -6,6 +6,7 @@ import re
 import time
 import zlib
 from collections.abc import Sequence
+from datetime import date
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import Final
 
@@ -15,16 +16,9 @@ from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 COST_DIGITS: Final = 6
+EXACT: Final = 9  # decimal places of a nano-unit
 MINUTE_S: Final = 60.0
-MONTH_S: Final = 30 * DAY_S
-YEAR_S: Final = 365 * DAY_S
-_UNITS: Final = (
-    (YEAR_S, "year"),
-    (MONTH_S, "month"),
-    (DAY_S, "day"),
-    (HOUR_S, "hour"),
-    (MINUTE_S, "minute"),
-)
+_UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
@@ -33,6 +27,26 @@ _SPAN: Final = re.compile(r'colspan="(\d+)"')
 def balance(nano: int) -> str:
     """Returns an amount with two decimal places, e.g. "1,234.50"."""
     return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal('0.01'), ROUND_HALF_EVEN):,}"
+
+
+def decimals(amounts: Sequence[int]) -> int:
+    """Returns the fewest decimal places, at least two, at which amounts add up and only zeros read as zero."""
+    for places in range(2, EXACT):
+        step = 10 ** (EXACT - places)
+        rounded = [_steps(nano, step) for nano in amounts]
+        if sum(rounded) == _steps(sum(amounts), step) and rounded.count(0) == amounts.count(0):
+            return places
+    return EXACT
+
+
+def fixed(nano: int, places: int) -> str:
+    """Returns an amount with a number of decimal places."""
+    return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,f}"
+
+
+def places(amounts: Sequence[int]) -> int:
+    """Returns the decimal places that a column of costs needs for the finest of them."""
+    return max((len(cost(nano).partition(".")[2]) for nano in amounts), default=2)
 
 
 def cost(nano: int) -> str:
@@ -50,7 +64,33 @@ def count(number: float) -> str:
 
 
 def exact_time(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix))
+    return f"{short_day(unix)}, {time.strftime('%H:%M:%S UTC', time.gmtime(unix))}"
+
+
+def minute(unix: float) -> str:
+    return f"{short_day(unix)}, {time.strftime('%H:%M UTC', time.gmtime(unix))}"
+
+
+def short_day(unix: float) -> str:
+    moment = time.gmtime(unix)
+    return f"{moment.tm_mday} {time.strftime('%b %Y', moment)}"
+
+
+def long_time(unix: float) -> str:
+    """Returns a time for a sentence, e.g. "22 January 2027, 21:09 UTC"."""
+    moment = time.gmtime(unix)
+    return f"{moment.tm_mday} {time.strftime('%B %Y, %H:%M UTC', moment)}"
+
+
+def named_day(name: str) -> str:
+    """Returns the day of a name such as "2026-11-26": "26 Nov 2026"."""
+    moment = date.fromisoformat(name)
+    return f"{moment.day} {moment:%b %Y}"
+
+
+def month(name: str) -> str:
+    """Returns the month of a name such as "2026-11": "November 2026"."""
+    return f"{date.fromisoformat(name + '-01'):%B %Y}"
 
 
 def day(unix: float) -> str:
@@ -62,8 +102,10 @@ def iso_time(unix: float) -> str:
 
 
 def relative(unix: float, now: float) -> str:
-    """Returns a time relative to `now`, e.g. "5 minutes ago" or "in 3 days"."""
+    """Returns a time relative to `now`, e.g. "5 minutes ago"; from a day on, its date."""
     apart = abs(now - unix)
+    if apart >= DAY_S:
+        return short_day(unix)
     for seconds, unit in _UNITS:
         if apart >= seconds:
             number = int(apart // seconds)
@@ -106,11 +148,21 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
     return Markup(_CELL.sub(label, rows))
 
 
+def _steps(nano: int, step: int) -> int:
+    return int((Decimal(nano) / step).to_integral_value(ROUND_HALF_EVEN))
+
+
 FILTERS: Final = {
     "balance": balance,
+    "fixed": fixed,
+    "places": places,
     "cost": cost,
     "count": count,
     "exact_time": exact_time,
+    "time": minute,
+    "short_day": short_day,
+    "named_day": named_day,
+    "month": month,
     "day": day,
     "iso_time": iso_time,
     "relative": relative,

@@ -142,7 +142,7 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         key_names={key.key_id: key.name for key in keys},
         credits=CREDITS,
         alone=console.credit_alone,
-        changes=[(one.at, sentence(one, names)) for one in changes],
+        changes=[(one.at, sentence(one, names, shown.currency)) for one in changes],
         unknown=[one for one in recharge[1] if one.state == "open"],
         overdue=now - ORDER_S,
         failed=failed,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
+from serve_app.console.operator_overview_pages import currency_of
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts.calls import Unavailable
 
@@ -19,7 +20,8 @@ ENOUGH: Final = 30  # requests of each backend before a difference means somethi
 
 async def models(visit: Visit) -> Response:
     found = await visit.console.administer_or_refuse("models")
-    return visit.page("operator_models.html", models=found["models"], backends=found["backends"])
+    currency = await currency_of(visit)
+    return visit.page("operator_models.html", models=found["models"], backends=found["backends"], currency=currency)
 
 
 async def model(visit: Visit, failed: str = "", error: Refused | None = None) -> Response:
@@ -46,6 +48,7 @@ async def model(visit: Visit, failed: str = "", error: Refused | None = None) ->
         problem="" if error is None else str(error),
         form=visit.form,
         enough=ENOUGH,
+        currency=await currency_of(visit),
         section="/operator/models",
     )
 

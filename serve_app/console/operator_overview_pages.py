@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -15,10 +16,13 @@ from serve_app.contracts import commands, operators
 from serve_app.contracts.books import Outcome, UsageRow
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.money import NANO_PER_UNIT, format_amount
+from serve_app.contracts.periods import period_at
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.exports import Csv
 
 RANGES: Final = {"30": "30 days", "1": "Today", "7": "7 days", "90": "90 days", "365": "12 months"}
+TODAY: Final = "1"
+FAILURES: Final = 10  # rows
 GROUPS: Final = {"day": "Day", "model": "Model", "account": "Account"}
 MAX_DAYS: Final = 400
 SERIES: Final = 7  # of a chart, besides the sum of all others
@@ -59,7 +63,13 @@ class Days:
         return f"days={self.preset}" if self.preset else f"from={self.first}&to={self.last}"
 
 
-def chosen_days(visit: Visit) -> Days:
+async def currency_of(visit: Visit) -> str:
+    """Returns the currency of the service. Empty before its first account."""
+    nothing = operators.SumService("1971-01-01", "1971-01-01", 1)  # its reply names the currency
+    return (await visit.console.books.run(nothing)).currency
+
+
+def chosen_days(visit: Visit, default: str = "30") -> Days:
     """Returns the range in the query: `days`, or `from` and `to`. Raises Refused."""
     query, today = visit.request.query_params, datetime.fromtimestamp(visit.console.now(), UTC).date()
     if query.get("from") or query.get("to"):
@@ -72,12 +82,12 @@ def chosen_days(visit: Visit) -> Days:
             raise Refused(422, f"Choose 1 to {MAX_DAYS} days; the first day comes first.")
         return Days(first, last)
     preset = query.get("days", "")
-    preset = preset if preset in RANGES else next(iter(RANGES))
+    preset = preset if preset in RANGES else default
     return Days(today - timedelta(int(preset) - 1), today, preset)
 
 
 async def overview(visit: Visit) -> Response:
-    run, days = visit.console.books.run, chosen_days(visit)
+    run, days = visit.console.books.run, chosen_days(visit, TODAY)
     used = await run(operators.SumService(*days.bounds, 5))
     before = await run(operators.SumService(*days.before.bounds, 1))
     now = visit.console.now()
@@ -91,6 +101,10 @@ async def overview(visit: Visit) -> Response:
     except Unavailable:
         live = None
     totals, totals_before = _total(used.days), _total(before.days)
+    is_today = days.preset == TODAY  # a part of a day compares with no whole day
+    begins_today = period_at("day", now).begins
+    failed_today = sum(one.outcome is Outcome.FAILED and one.finished_at >= begins_today for one in uncharged)
+    failures = Counter((one.account_id, one.model) for one in failed).most_common(FAILURES)
     return visit.page(
         "operator_overview.html",
         days=days,
@@ -99,12 +113,16 @@ async def overview(visit: Visit) -> Response:
         totals=totals,
         before=before,
         changes={
-            name: _change(_figure(totals, name), _figure(totals_before, name))
+            name: None if is_today else _change(_figure(totals, name), _figure(totals_before, name))
             for name in ("charged", "tokens", "requests")
         },
-        active_change=_change(used.active, before.active),
+        active_change=None if is_today else _change(used.active, before.active),
         series={name: _series(days, used.days, name) for name in ("charged", "tokens", "requests")},
         failed=failed,
+        failures=failures,
+        names=await run(operators.NameSubjects(tuple({account_id for (account_id, _), _ in failures}))),
+        failed_today=failed_today,
+        today_is_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins_today,
         failures_are_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins,
         error_rate=len(failed) / totals.requests if totals.requests else None,
         error_series=_failed_by_day(days, failed),

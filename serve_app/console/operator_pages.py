@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from serve_app.console.audit_sentences import ACTIONS, ids_in, label, sentence
 from serve_app.console.operator_account_pages import CREDITS
+from serve_app.console.operator_overview_pages import currency_of
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
 from serve_app.contracts.books import AuditRecord
@@ -35,7 +36,7 @@ async def pending(visit: Visit) -> Response:
         decided=decided,
         kinds=CREDITS,
         alone=visit.console.credit_alone,
-        currency=(await run(commands.GetAccount(ids[0]))).currency if ids else "",
+        currency=await currency_of(visit),
         names=await run(operators.NameSubjects(ids)),
     )
 
@@ -68,10 +69,10 @@ async def audit(visit: Visit) -> Response:
     raw = "1" if query.get("raw") == "1" else ""  # whether to show the records as they are stored
     typed = {"account": account, "actor": actor, "action": action}
     chosen = {name: text for name, text in (typed | {"raw": raw}).items() if text}
-    names = await run(operators.NameSubjects(ids_in(found)))
+    names, currency = await run(operators.NameSubjects(ids_in(found))), await currency_of(visit)
     return visit.page(
         "operator_audit.html",
-        log=[(one, sentence(one, names)) for one in found],
+        log=[(one, sentence(one, names, currency)) for one in found],
         names=names,
         chosen=typed,
         raw=raw,

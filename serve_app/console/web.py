@@ -69,7 +69,6 @@ TEMPLATES: Final = Environment(
 )
 TEMPLATES.filters["money"] = format_amount
 TEMPLATES.filters["price"] = format_price
-TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
 TEMPLATES.filters |= formats.FILTERS
 #: Icons of the pages in the navigation, by name and in its order.

@@ -174,7 +174,7 @@ def test_the_page_shows_a_secret_once_and_what_was_told(house: House, receiver: 
     assert "whsec_" not in page
     assert "The balance is 5.00 USD, below 6.00." in page
     assert "Delivered" in page
-    assert time.strftime('title="%Y-%m-%d %H:%M:', delivered) in page
+    assert time.strftime(f'title="{delivered.tm_mday} %b %Y, %H:%M:', delivered) in page
     [remove] = {part for part in page.split('"') if part.endswith("/remove")}
     assert submit(browser, path, remove).status_code == 303
     assert "No alerts yet" in browser.get(path).text

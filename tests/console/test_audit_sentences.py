@@ -20,7 +20,7 @@ NAMES = {"acct_1": "Acme", "user_1": "eve@example.com", "key_1": "laptop"}
 
 def told(action: str, detail: dict[str, Any] | None = None, *, account: str = "acct_1", subject: str = "user_1") -> str:
     record = AuditRecord(1, 0.0, "anna@example.com", action, subject, account, detail or {})
-    found = sentence(record, NAMES)
+    found = sentence(record, NAMES, "USD")
     assert found.actor == "anna@example.com"
     return found.text
 
@@ -41,13 +41,19 @@ def change(was: Any, now: Any) -> dict[str, Any]:
             "changed the limits of Acme: requests per minute from 1 to 2, concurrent requests from 3 to the default",
         ),
         ("set_active", {"active": change(True, False)}, "suspended the account Acme"),
-        ("credit", {"kind": "grant", "amount": 5 * 10**9, "memo": "sorry"}, "booked a grant of 5.00 to Acme (sorry)"),
+        ("credit", {"kind": "grant", "amount": 10**9, "memo": "sorry"}, "booked a grant of 1.00 USD to Acme (sorry)"),
         (
             "decide_credit",
             {"approved": False, "kind": "top_up", "amount": 10**9, "asked_by": "fred@example.com"},
-            "rejected paid credit of 1.00 for Acme, requested by fred@example.com",
+            "rejected paid credit of 1.00 USD for Acme, requested by fred@example.com",
         ),
-        ("correct", {"amount": -2 * 10**9, "memo": "t7"}, "corrected the balance of Acme: subtracted 2.00 (t7)"),
+        (
+            "update_key",
+            {"budget": change(None, 10**9), "expires_at": change(None, 1_800_000_000.0)},
+            "changed the API key eve@example.com of Acme: budget from none to 1.00 USD, "
+            "expires at from none to 15 January 2027, 08:00 UTC",
+        ),
+        ("correct", {"amount": -2 * 10**9, "memo": "t7"}, "corrected the balance of Acme: subtracted 2.00 USD (t7)"),
         ("set_operator_role", {"role": change(None, "admin")}, "gave eve@example.com the operator role admin"),
         ("set_operator_role", {"role": change("admin", None)}, "took the operator role admin from eve@example.com"),
         ("set_membership", {"role": change(None, "owner")}, "gave eve@example.com the role owner in Acme"),
@@ -69,8 +75,8 @@ def test_records_about_the_service_name_models_and_shares() -> None:
     )
     price = {"input": change(500, 600), "cached_input": change(1, 1), "output": change(None, 2), "effective_at": 0.0}
     assert told("schedule_price", price, account="", subject="svc-chat") == (
-        "set the price of svc-chat per million tokens: input from 0.50 to 0.60, cached input 0.001, output 0.002, "
-        "effective 1970-01-01 00:00:00 UTC"
+        "set the price of svc-chat in USD per million tokens: input from 0.50 to 0.60, cached input 0.001, "
+        "output 0.002, effective 1 January 1970, 00:00 UTC"
     )
     assert told("publish_notice", {"text": "Down"}, account="") == "published a notice to all accounts: Down"
 

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -179,8 +180,32 @@ def test_an_amount_has_the_decimals_that_matter(nano: int, balance: str, cost: s
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0, "just now"), (-59, "just now"), (-60, "1 minute ago"), (-7200, "2 hours ago"), (3 * 86400, "in 3 days")],
+    ("amounts", "places"),
+    [
+        ([243_838_000_000, 275_000_000_000, -46_846_000_000, -21_036_000_000], 3),
+        ([10**9, -250_000_000], 2),
+        ([10**9, -46], 8),
+        ([0, 0], 2),
+    ],
 )
-def test_a_time_is_relative(seconds: float, said: str) -> None:
+def test_the_amounts_of_a_page_add_up_as_they_are_shown(amounts: list[int], places: int) -> None:
+    assert formats.decimals(amounts) == places
+    shown = [Decimal(formats.fixed(nano, places)) for nano in amounts]
+    assert sum(shown) == Decimal(formats.fixed(sum(amounts), places))
+    assert all(bool(one) == bool(nano) for one, nano in zip(shown, amounts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "just now"),
+        (-59, "just now"),
+        (-60, "1 minute ago"),
+        (-7200, "2 hours ago"),
+        (7200, "in 2 hours"),
+        (3 * 86400, "4 Jun 2026"),
+        (-86400, "31 May 2026"),
+    ],
+)
+def test_a_time_within_a_day_is_relative(seconds: float, said: str) -> None:
     assert formats.relative(NOON + seconds, NOON) == said

@@ -45,8 +45,8 @@ def test_a_management_key_is_shown_once_and_revoked(house: House, caplog: pytest
     shown = browser.get(path).text
     assert found[0].hint in shown
     assert "Active" in shown
-    assert 'title="2026-06-01 12:00:00 UTC"' in shown
-    assert 'title="2026-07-02 00:00:00 UTC"' in shown
+    assert 'title="1 Jun 2026, 12:00:00 UTC"' in shown
+    assert 'title="2 Jul 2026, 00:00:00 UTC"' in shown
     records = house.ledger.audit_log()
     assert (records[0].actor, records[0].action) == ("ada@example.org", "create_management_key")
     assert (records[0].subject, records[0].account_id) == (found[0].key_id, house.account_id)

@@ -79,6 +79,22 @@ def test_the_page_shows_the_difference_and_refreshes_it(served: House) -> None:
     assert "No gateway answers, so there are no figures." in operator(served, "admin", "a@example.org").get(PATH).text
 
 
+def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
+    served.answers["model"] = MODEL | {"backends": [backend("stable", 1.0)]}
+    page = operator(served, "admin", "ann@example.org").get(PATH).text
+    assert "Start a canary" in page
+    assert "A canary is a second backend" in page
+    assert "Percentages compare" not in page
+
+
+def test_prices_name_their_currency(served: House) -> None:
+    browser = operator(served, "admin", "ann@example.org")
+    page = browser.get(PATH).text
+    for text in ("Prices in USD per million tokens", "New price in USD per million tokens", "Cached input (USD)"):
+        assert text in page
+    assert "prices in USD per million tokens" in browser.get("/console/operator/models").text
+
+
 def test_each_change_names_its_operator_and_the_traffic_that_the_page_showed(served: House) -> None:
     browser = operator(served, "support", "sue@example.org")
     served.answers |= {name: {} for name in ("canary", "promote", "rollback")}

@@ -87,7 +87,11 @@ def test_the_overview_names_who_spends_most_today_and_the_error_rate(house: Hous
     assert today.index(ids["Large"]) < today.index(ids["Small"])
     assert cells(today, "Large")[1:3] == ["75.0%", "4"]
     assert "33.33%" in page  # 2 of 6 requests failed
-    assert "2 failed requests" in page
+    assert '<a href="#failures">2 failed requests</a>' in page
+    failures = page[page.index('id="failures"') :]
+    for account_id in ids.values():
+        assert f"/operator/accounts/{account_id}/refusals" in failures
+    assert "Open requests now: 2. Requests today: 6, of which 33.33% failed." in page
     assert browser.get("/console/operator", params={"days": "90"}).text.count("25.00%") == 1  # of 8
     house.live = None
     assert "users are not served" in browser.get("/console/operator").text

@@ -212,7 +212,7 @@ async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_man
     page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
     assert [one["name"] for one in chart(page, "pressure")["series"]] == [f"b{number}" for number in range(DRAWN)]
     assert "The 2 backends with the lowest values are not drawn." in page
-    assert "Pressure by backend, since 2026-06-01 12:00:00 UTC" in page
+    assert "Pressure by backend, since 1 Jun 2026, 12:00:00 UTC" in page
 
 
 def test_operators_find_their_reference_in_the_navigation_in_the_consoles_look(house: House) -> None:

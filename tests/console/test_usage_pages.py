@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -214,16 +215,17 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     path, browser = f"/console/accounts/{house.account_id}", house.member(role="billing")
     billing = browser.get(f"{path}/billing").text
     assert "&lt;b&gt;welcome&lt;/b&gt;" in billing
-    for exact in ("0.999999908 USD", "0.999999908", "1.00", "2026-06-06 12:00:00 UTC"):
+    for exact in ("0.999999908 USD", "0.999999908", "1.00", "6 Jun 2026, 12:00:00 UTC"):
         assert f'title="{exact}"' in billing
     assert f'href="{path}/statements/2026-06"' in billing
     statement = browser.get(f"{path}/statements/2026-06").text
     rows = cells(statement)
     assert rows.pop(0) == ["Entry", "Details", "Amount (USD)"]
-    assert rows[0] == ["Opening balance", "", "0.00"]
+    assert rows[0] == ["Opening balance", "", "0.0000000"]
     assert [row[0] for row in rows[1:-1]] == ["Payment", "Credit given", "Usage of svc-chat"]
-    assert rows[-2][2] == "-0.000000092"
-    assert rows[-1] == ["Closing balance", "", "6.00"]
+    assert rows[-2][2] == "-0.0000001"
+    assert rows[-1] == ["Closing balance", "", "5.9999999"]
+    assert sum(Decimal(row[2]) for row in rows[:-1]) == Decimal(rows[-1][2])
     assert ['title="0.00"' in statement, 'title="5.999999908"' in statement] == [True, True]
     assert 2 * COST == 92
     assert browser.get(f"{path}/statements/2026-00").status_code == 404

@@ -61,18 +61,19 @@
     setTimeout(() => made.remove(), 4000);
   }
 
-  // Times: relative, with the exact one in the tooltip, in the viewer's zone or in UTC.
-  const units = [["year", 31536000], ["month", 2592000], ["day", 86400], ["hour", 3600], ["minute", 60]];
+  // Times: relative within a day, else the date; the exact one is in the tooltip, in the viewer's zone or in UTC.
+  const units = [["hour", 3600], ["minute", 60]];
   const relative = new Intl.RelativeTimeFormat("en");
   function times() {
     const utc = stored("zone") === "utc", now = Date.now();
-    const exact = new Intl.DateTimeFormat("en-GB", {
-      dateStyle: "medium", timeStyle: "long", timeZone: utc ? "UTC" : undefined,
-    });
+    const timeZone = utc ? "UTC" : undefined;
+    const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long", timeZone });
+    const date = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone });
     for (const one of document.querySelectorAll("time[datetime]")) {
       const at = new Date(one.dateTime), seconds = (at - now) / 1000;
       one.title = exact.format(at);
       if ("exact" in one.dataset) { one.textContent = exact.format(at); continue; }
+      if (Math.abs(seconds) >= 86400) { one.textContent = date.format(at); continue; }
       const unit = units.find(([, size]) => Math.abs(seconds) >= size);
       one.textContent = unit ? relative.format(Math.trunc(seconds / unit[1]), unit[0])
         : seconds > 0 ? "in a moment" : "just now";
