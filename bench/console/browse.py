@@ -53,7 +53,7 @@ class Lived(WithConsole, Bundled):
         }
 
     def pages(self) -> dict[str, list[tuple[str, str]]]:
-        """Returns names and paths of all pages by who opens them: nobody in particular, an owner, an operator."""
+        """Returns names and paths of all pages, by visitor: signed out, an owner, an operator."""
         life, month = self.life, time.strftime("%Y-%m", time.gmtime())
         keys = SecretKeys(secret_files.secret_file(self.home, "secret-key").encode())
         sign_up = links.make_link(keys, links.SIGN_UP, "kim@example.com", time.time() + HOUR_S)

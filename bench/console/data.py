@@ -45,7 +45,7 @@ ACME_REQUESTS: Final = 1100
 
 
 class Life(NamedTuple):
-    """What the pages' paths name, with the tokens of links."""
+    """The ids and link tokens in the paths of pages."""
 
     account_id: str
     key_id: str

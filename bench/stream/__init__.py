@@ -1,1 +1,1 @@
-"""What a streamed token costs on its way from an engine to a client, and when it arrives."""
+"""Measures the cost of a streamed token from the engine to the client, and when it arrives."""

@@ -22,7 +22,7 @@ _END: Final = b"0\r\n\r\n"
 
 @dataclass(slots=True)
 class Seen:
-    """What arrived in a window of `seconds`."""
+    """The figures of a window of `seconds`."""
 
     seconds: float = 0.0
     tokens: int = 0
