@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_check.part import Options, Report, Skip
-from bench.gpu_check.parts import ROOT
+from bench.gpu_check.parts import ROOT, vllm_python
 from bench.harness.results import percentile
 
 STREAMS, ROUNDS, LENGTH = 64, 2, 256
@@ -92,6 +92,8 @@ def config(args: dict[str, Any], *, gpu: bool) -> dict[str, Any]:
     del model["autoscaling_config"]
     model |= {"num_replicas": 1, "max_ongoing_requests": 256}
     model["ray_actor_options"] = {"num_cpus": 1, **({"num_gpus": 1} if gpu else {})}
+    if args.get("engine") == "vllm":
+        model["ray_actor_options"]["runtime_env"] = {"py_executable": vllm_python()}
     [backend] = [one for one in chosen["applications"] if one["import_path"] == "deployments.apps:model"]
     backend["args"] = args
     return chosen
