@@ -1,7 +1,7 @@
 """A message between two processes of one machine: our frames beside grpc.aio and ZeroMQ (`pip install pyzmq`).
 
 `python -m bench.transport`: each in turn, back and forth, one message at a time and 16 at once. The messages are lists
-with one Admit, pickled by all three, as a gateway sends them.
+with one Admit, as a gateway sends them: ours in MessagePack, pickled for the other two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 import uvloop
 
-from deployments.transport import Server, connect
+from deployments.transport import Address, Connection, Server, connect
 from serve_app.contracts.limiting import Admit
 
 MESSAGE = [Admit("chatcmpl-" + "0" * 32, "gateway-1", "0" * 64, "svc-chat", 100, 1000, 270, 1100, "smollm2")]
@@ -32,16 +32,12 @@ async def answer(message: Any) -> Any:
     return message
 
 
-async def serve_ours(path: str) -> str:
-    address = await Server(answer).address()
-    assert address is not None
-    return address
+async def serve_ours(path: str) -> Address:
+    return await Server(answer).address()
 
 
-async def send_ours(address: str) -> Send:
-    connection = await connect(address)
-    assert connection is not None
-    return connection.send
+async def send_ours(address: Address) -> Send:
+    return (await connect(address, Connection)).send
 
 
 async def serve_grpc(path: str) -> str:

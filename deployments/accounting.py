@@ -12,7 +12,7 @@ from ray import serve
 
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from deployments.transport import Server
+from deployments.transport import Address, Server, own_host
 from serve_app import __version__
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.accounting.ledger import Ledger
@@ -55,10 +55,10 @@ class Accounting:
         check_every_s = settings.books_check_s if shard == 0 else 0.0
         self._service = AccountingService(ledger, metrics=counted, check_every_s=check_every_s)
         self._service.start()
-        self._server = Server(self._service.answer)
+        self._server = Server(self._service.answer, own_host())
 
-    async def address(self) -> str | None:
-        """Returns the address at which processes on this machine reach this one without Serve."""
+    async def address(self) -> Address:
+        """Returns the address at which processes reach this one without Serve."""
         return await self._server.address()
 
     def check_health(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from ray.util import get_node_ip_address
 
 from deployments.applications import BackendApplications
 from deployments.collector import collect_less_often, spare_lasting_objects
@@ -22,6 +20,7 @@ from deployments.handles import AccountingHandle, BackendHandles, ConsoleHandle,
 from deployments.http_server import amend_http_server
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
+from deployments.transport import own_host
 from serve_app import __version__, secret_files
 from serve_app.admin.accounts import states_of
 from serve_app.admin.auditing import record_prices
@@ -66,11 +65,6 @@ HAND_OVER_S = 5.0
 logger = logging.getLogger("ray.serve")
 
 
-def _host() -> str:
-    """Returns the address at which replicas on other machines reach this process; empty if there is one machine."""
-    return "" if os.environ.get("SERVE_APP_LOCAL_STATE") == "1" else get_node_ip_address()
-
-
 @serve.deployment(
     name="Gateway",
     num_replicas=1,
@@ -91,7 +85,7 @@ class Gateway:
         amend_http_server()
         self._metrics = RayMetrics()
         self._shares: dict[tuple[str, str], float] = {}  # as last exported
-        backends = self._backends = BackendHandles(_host())
+        backends = self._backends = BackendHandles(own_host())
         self._console_handle = ConsoleHandle()
         ledger = self._ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
         keys = secret_files.load_secrets(args.state_dir())

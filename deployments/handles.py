@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.schema import ApplicationStatus
 
 from deployments.reply_lines import OpenReply, ReplyListener
-from deployments.transport import Line
+from deployments.transport import Address, Line
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable, adapter_of, application_of, detached
 from serve_app.contracts.commands import Answer, Command, FindUnsettled
@@ -135,11 +135,11 @@ def _line(handle: DeploymentHandle) -> Line:
     answering = handle.options(method_name="answer", **PICKLED)
     locating = handle.options(method_name="address", **PICKLED)
 
-    async def by_serve(message: Any) -> Any:
-        return await answer_of(answering.remote(message))
+    async def by_serve(call: Any) -> Any:
+        return await answer_of(answering.remote(call))
 
-    async def find_address() -> str | None:
-        address: str | None = await answer_of(locating.remote())
+    async def find_address() -> Address | None:
+        address: Address | None = await answer_of(locating.remote())
         return address
 
     return Line(by_serve, find_address)

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.handles import AccountingHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from deployments.transport import Server
+from deployments.transport import Address, Server, own_host
 from serve_app import __version__
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
@@ -71,10 +71,10 @@ class Limiter:
             lasts_s=settings.limiter_lease_s + settings.outage_grace_s,
         )
         self._service.start()
-        self._server = Server(self._service.ask)
+        self._server = Server(self._service.ask, own_host())
 
-    async def address(self) -> str | None:
-        """Returns the address at which processes on this machine reach this one without Serve."""
+    async def address(self) -> Address:
+        """Returns the address at which processes reach this one without Serve."""
         return await self._server.address()
 
     def reconfigure(self, config: dict[str, Any]) -> None:

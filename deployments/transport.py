@@ -1,44 +1,271 @@
-"""Sends messages between processes: over a local socket if the replica is on this machine, else through Serve.
+"""Connections between processes of the service, and calls over them.
 
-Serve decides which replica is the right one. A message over the socket costs a tenth of a call through Serve. Frames in
-both directions are a length (4 bytes) and a pickle: (number, message) and (number, answer, error). The socket has a
-random name in Linux's abstract namespace, so no file is left behind. Both ends accept only processes of the same user,
-because a process that can send a pickle can run code. On a platform without such sockets, a server has no address and
-every message goes through Serve.
+A call over Serve costs a quarter of a millisecond or more. So Serve chooses the process, and what follows travels in
+frames over a connection: a length (4 bytes) and a message in MessagePack.
+
+On one machine, connections are sockets in Linux's abstract namespace, so no file is left behind, and both ends accept
+only processes of the same user. Other machines connect over TCP, with the cluster's certificates if it has them. A
+connection begins with a token, which Serve's calls carry together with the address.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import itertools
 import logging
 import os
-import pickle
+import secrets
 import socket
+import ssl
 import struct
 import sys
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
+from ray.util import get_node_ip_address
+
+from serve_app.contracts import encoding
 from serve_app.contracts.calls import Unavailable, detached
 
 logger = logging.getLogger("ray.serve")
 
-MAX_BYTES: Final = 256 * 1024 * 1024  # maximum size of one frame
+MAX_BYTES: Final = 256 * 1024 * 1024  # of one frame
+CONNECT_S: Final = 5.0
 CONFIRM_S: Final = 0.4
 TRUST_S: Final = 1.2  # after a confirmation; this plus a heartbeat is less than a new limiter waits for open holds
 TIMEOUT_S: Final = 1.0  # timeout of a confirmation
 _LENGTH: Final = struct.Struct("!I")
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
+_IS_LINUX: Final = sys.platform == "linux"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a process listens. An empty `host`: only on its own machine, at `name` in the abstract namespace."""
+
+    name: str
+    host: str
+    port: int
+    token: str
+
+
+def own_host() -> str:
+    """Returns the address at which other machines reach this process; empty if there is one machine."""
+    return "" if os.environ.get("SERVE_APP_LOCAL_STATE") == "1" else get_node_ip_address()
+
+
+class Frames(asyncio.Protocol, ABC):
+    """One end of a connection. Makes frames of bytes."""
+
+    max_bytes = MAX_BYTES  # of a frame that arrives; a longer one closes the connection
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        if not _is_same_user(transport):
+            logger.error("a process of another user was refused at a socket of this service")
+            transport.abort()
+            return
+        _keep_alive(transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        start, size = 0, len(buffer)
+        while self._transport is not None and size - start >= _LENGTH.size:
+            [length] = _LENGTH.unpack_from(buffer, start)
+            if length > self.max_bytes:
+                self.close()
+                return
+            begin, end = start + _LENGTH.size, start + _LENGTH.size + length
+            if size < end:
+                break
+            frame = bytes(memoryview(buffer)[begin:end])
+            start = end
+            self.frame_received(frame)
+        if start:
+            del buffer[:start]
+
+    @abstractmethod
+    def frame_received(self, frame: bytes) -> None: ...
+
+    def write(self, frame: bytes) -> None:
+        """Writes a frame, or nothing if the connection is closed."""
+        if self._transport is not None:
+            self._transport.write(_LENGTH.pack(len(frame)) + frame)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Incoming(Frames):
+    """A connection at the process that listens. Subclasses get the frames after the token."""
+
+    max_bytes = 256  # until the token has arrived
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+        self._is_known = False  # it has sent the token
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if self._listener.closed:  # it accepted the connection before it closed
+            self.close()
+        elif self._transport is not None:
+            self._listener.connections.add(self)
+            asyncio.get_running_loop().call_later(CONNECT_S, self._expect_token)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._listener.connections.discard(self)
+
+    def frame_received(self, frame: bytes) -> None:
+        if self._is_known:
+            self.message_received(frame)
+        elif hmac.compare_digest(frame, self._listener.token.encode()):
+            self._is_known, self.max_bytes = True, MAX_BYTES
+        else:
+            logger.error("a connection without the right token was refused")
+            self.close()
+
+    def _expect_token(self) -> None:
+        if not self._is_known:
+            self.close()
+
+    @abstractmethod
+    def message_received(self, frame: bytes) -> None: ...
+
+
+class Outgoing(Frames):
+    """A connection at the process that connected."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.write(self._token.encode())
+
+
+class Listener(ABC):
+    """Accepts connections, from when its address is first needed. With a `host`, also those of other machines."""
+
+    def __init__(self, host: str = "") -> None:
+        self.connections: set[Incoming] = set()
+        self.closed = False
+        self.token = secrets.token_hex(32)
+        self._host = host if host or _IS_LINUX else "127.0.0.1"
+        self._name = f"serve-app-{secrets.token_hex(16)}"
+        self._servers: list[asyncio.AbstractServer] = []
+        self._address: Address | None = None
+        self._starting = asyncio.Lock()
+
+    @abstractmethod
+    def incoming(self) -> Incoming:
+        """Returns the protocol of a new connection."""
+
+    async def address(self) -> Address:
+        """Returns the address for `connect`."""
+        async with self._starting:
+            if self._address is None:
+                self._address = await self._listen()
+        return self._address
+
+    def close(self) -> None:
+        """Closes all connections and accepts no more."""
+        self.closed = True
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.close()
+
+    async def _listen(self) -> Address:
+        loop, port = asyncio.get_running_loop(), 0
+        if _IS_LINUX:
+            self._servers.append(await loop.create_unix_server(self.incoming, f"\0{self._name}"))
+        if self._host:
+            tls = cluster_tls()
+            server = await loop.create_server(self.incoming, self._host, 0, ssl=None if tls is None else tls[0])
+            self._servers.append(server)
+            port = server.sockets[0].getsockname()[1]
+        return Address(self._name, self._host, port, self.token)
+
+
+Made = TypeVar("Made", bound=Outgoing)
+
+
+async def connect(address: Address, make: Callable[[str], Made]) -> Made:
+    """Connects to the listener at this address. `make` gets its token. Raises OSError if it can't be reached."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_S):  # TimeoutError is an OSError
+        if _IS_LINUX:
+            # By hand: uvloop accepts only file-system paths here. On one machine none of this blocks.
+            end = socket.socket(socket.AF_UNIX)
+            end.setblocking(False)
+            try:
+                end.connect(f"\0{address.name}")
+            except OSError:
+                end.close()
+                if not address.host:
+                    raise
+            else:
+                _, made = await loop.create_unix_connection(lambda: make(address.token), sock=end)
+                return _opened(made)
+        tls = cluster_tls()
+        context, name = (None, None) if tls is None else (tls[1], address.host)
+        _, made = await loop.create_connection(
+            lambda: make(address.token), address.host, address.port, ssl=context, server_hostname=name
+        )
+        return _opened(made)
+
+
+def _opened(made: Made) -> Made:
+    if not made.is_open:
+        raise ConnectionRefusedError("the other side has another user")
+    return made
+
+
+def cluster_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """Returns the contexts of a server and of a client with Ray's certificates; None if Ray does not use TLS.
+
+    As in Ray, both sides present a certificate of the cluster's authority, and that of the server names its address.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    authority = os.environ["RAY_TLS_CA_CERT"]
+    certificate = os.environ["RAY_TLS_SERVER_CERT"], os.environ["RAY_TLS_SERVER_KEY"]
+    made = []
+    for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authority)
+        context.load_cert_chain(*certificate)
+        made.append(context)
+    return made[0], made[1]
 
 
 class Line:
-    """Sends messages to one replica.
+    """Sends calls to one replica.
 
-    `by_serve` sends a message through Serve. `find_address` asks the replica, through Serve, for the address of its
+    `by_serve` sends a call through Serve. `find_address` asks the replica, through Serve, for the address of its
     Server; None if it has none.
 
     Serve remains the authority on which replica is the right one. The line queries the address through Serve about
@@ -49,34 +276,38 @@ class Line:
     def __init__(
         self,
         by_serve: Callable[[Any], Awaitable[Any]],
-        find_address: Callable[[], Awaitable[str | None]],
+        find_address: Callable[[], Awaitable[Address | None]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._by_serve = by_serve
         self._find_address = find_address
         self._clock = clock
-        self._address: str | None = None
+        self._address: Address | None = None
         self._connection: Connection | None = None
         self._trusted_until = 0.0
         self._confirm_at: float | None = None
         self._confirming: asyncio.Task[None] | None = None
 
-    async def send(self, message: Any) -> Any:
-        """Sends a message and returns the answer.
+    async def send(self, call: Any) -> Any:
+        """Sends a call and returns the answer.
 
-        Raises Unavailable if no answer arrived. It is then unknown whether the message took effect.
+        Raises Unavailable if no answer arrived. It is then unknown whether the call took effect.
         """
         now = self._clock()
         if self._confirm_at is None:
-            self._confirm_at = now  # the next message confirms: some lines are used only once
+            self._confirm_at = now  # the next call confirms: some lines are used only once
         elif now >= self._confirm_at and (self._confirming is None or self._confirming.done()):
             self._confirm_at = now + CONFIRM_S
             self._confirming = detached(self._confirm())
         connection = self._connection
         if connection is None or not connection.is_open or now >= self._trusted_until:
-            return await self._by_serve(message)
-        return await connection.send(message)
+            return await self._by_serve(call)
+        try:
+            return await connection.send(call)
+        except encoding.Unreadable as error:
+            logger.debug("a call goes through Serve: %s", error)
+            return await self._by_serve(call)
 
     async def _confirm(self) -> None:
         asked_at = self._clock()
@@ -89,161 +320,65 @@ class Line:
         if connection is None or not connection.is_open or address != self._address:
             if connection is not None:
                 connection.retire()
-            self._address, self._connection = address, None if address is None else await connect(address)
+            self._address, self._connection = address, None
+            if isinstance(address, Address):  # an earlier release answers with a string
+                try:
+                    self._connection = await connect(address, Connection)
+                except OSError as error:
+                    logger.debug("calls go through Serve: %s", error)
         self._trusted_until = asked_at + TRUST_S
 
 
-class Server:
-    """Answers messages with `answer`. Starts to listen when a process first asks for its address."""
+class Server(Listener):
+    """Answers calls with `answer`."""
 
-    def __init__(self, answer: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, answer: Callable[[Any], Awaitable[Any]], host: str = "") -> None:
+        super().__init__(host)
         self.answer = answer
-        self.connections: set[_Answering] = set()
-        self.closed = False
-        self._starting = asyncio.Lock()
-        self._listener: asyncio.AbstractServer | None = None
-        self._address = f"serve-app-{uuid.uuid4().hex}"
 
-    async def address(self) -> str | None:
-        """Returns the address for `connect`; None if there are no such sockets or the server is closed."""
-        if sys.platform != "linux" or self.closed:
-            return None
-        async with self._starting:
-            if self._listener is None:
-                loop = asyncio.get_running_loop()
-                self._listener = await loop.create_unix_server(lambda: _Answering(self), f"\0{self._address}")
-        return self._address
-
-    def close(self) -> None:
-        """Closes all connections and accepts no more."""
-        self.closed = True
-        if self._listener is not None:
-            self._listener.close()
-        for connection in list(self.connections):
-            connection.close()
+    def incoming(self) -> Incoming:
+        return _Answering(self)
 
 
-async def connect(address: str) -> Connection | None:
-    """Connects to the server at this address. Returns None if there is no such address on this machine."""
-    if sys.platform != "linux":
-        return None
-    # Connects by hand, because uvloop accepts only file-system paths here. On one machine none of this blocks.
-    end = socket.socket(socket.AF_UNIX)
-    end.setblocking(False)
-    try:
-        end.connect(f"\0{address}")
-        _, connection = await asyncio.get_running_loop().create_unix_connection(Connection, sock=end)
-    except OSError:
-        end.close()
-        return None
-    return connection if connection.is_open else None
+class _Answering(Incoming):
+    """The answering end. Calls do not wait for one another."""
 
+    _listener: Server
 
-class _Frames(asyncio.Protocol, ABC):
-    """One connection. Converts bytes to frames and back."""
+    def message_received(self, frame: bytes) -> None:
+        detached(self._answer(*encoding.decode_call(frame)))
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        if not is_same_user(transport):
-            logger.error("a process of another user was refused at a socket of this service")
-            transport.abort()
-            return
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-
-    def data_received(self, data: bytes) -> None:
-        if self._transport is None:
-            return
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            [length] = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_BYTES:
-                self.close()
-                return
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                return
-            frame = pickle.loads(bytes(self._buffer[_LENGTH.size : end]))
-            del self._buffer[:end]
-            self.frame_received(frame)
-
-    @abstractmethod
-    def frame_received(self, frame: Any) -> None: ...
-
-    def write_frame(self, frame: Any) -> None:
-        """Writes a frame, or nothing if the connection is closed."""
-        if self._transport is not None:
-            raw = pickle.dumps(frame, protocol=pickle.HIGHEST_PROTOCOL)
-            self._transport.write(_LENGTH.pack(len(raw)) + raw)
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-
-class _Answering(_Frames):
-    """The answering end. Messages do not wait for one another."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__()
-        self._server = server
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if self._server.closed:  # the server accepted the connection before it closed
-            self.close()
-        else:
-            self._server.connections.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._server.connections.discard(self)
-
-    def frame_received(self, frame: Any) -> None:
-        detached(self._answer_frame(*frame))
-
-    async def _answer_frame(self, number: int, message: Any) -> None:
+    async def _answer(self, number: int, is_list: bool, items: list[Any]) -> None:
         try:
-            answer, error = await self._server.answer(message), None
-        except Exception as raised:
-            answer, error = None, raised
-        try:
-            self.write_frame((number, answer, error))
-        except Exception as failed:  # most likely an exception that can't be pickled
-            text = f"{type(message).__name__}: {type(failed).__name__}: {failed}: {error!r}"
-            self.write_frame((number, None, RuntimeError(text)))
+            answer = await self._listener.answer(encoding.call_of(is_list, items))
+            frame = encoding.encode_answer(number, answer, is_list=is_list)
+        except Exception as error:
+            frame = encoding.encode_error(number, error)
+        self.write(frame)
 
 
-class Connection(_Frames):
-    """The sending end. Any number of messages can be open at once."""
+class Connection(Outgoing):
+    """The calling end. Any number of calls can be open at once."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, tuple[Any, asyncio.Future[Any]]] = {}
         self._retired = False
 
-    async def send(self, message: Any) -> Any:
-        """Sends a message and returns the answer.
+    async def send(self, call: Any) -> Any:
+        """Sends a call and returns the answer.
 
-        Raises the exception of the other side, or Unavailable if the connection is lost. Cancelling does not stop the
-        other side.
+        Raises the error of the other side, or Unavailable if the connection is lost. Cancelling does not stop the other
+        side.
         """
         if not self.is_open:
             raise Unavailable("the connection is closed")
         number = next(self._numbers)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[number] = call, future
         try:
-            self.write_frame((number, message))
+            self.write(encoding.encode_call(number, call))
             return await future
         finally:
             del self._waiting[number]
@@ -251,30 +386,44 @@ class Connection(_Frames):
                 self.retire()
 
     def retire(self) -> None:
-        """Closes the connection as soon as no message waits for its answer."""
+        """Closes the connection as soon as no call waits for its answer."""
         self._retired = True
         if not self._waiting:
             self.close()
 
-    def frame_received(self, frame: Any) -> None:
-        number, answer, error = frame
-        future = self._waiting.get(number)
+    def frame_received(self, frame: bytes) -> None:
+        number, error, answer = encoding.decode_answer(frame)
+        call, future = self._waiting.get(number, (None, None))
         if future is None or future.done():
             return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(answer)
+        try:
+            future.set_result(encoding.answer_to(call, error, answer))
+        except Exception as raised:
+            future.set_exception(raised)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for future in self._waiting.values():
+        for _, future in self._waiting.values():
             if not future.done():
                 future.set_exception(Unavailable("the other side has closed the connection"))
 
 
-def is_same_user(transport: asyncio.Transport) -> bool:
+def _keep_alive(transport: asyncio.BaseTransport) -> None:
+    """Lets a connection to another machine end 15 s after that machine has fallen silent."""
+    end = transport.get_extra_info("socket")
+    if end.family == socket.AF_UNIX:
+        return
+    options = ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 15_000)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options:
+        if hasattr(socket, name):  # on Linux
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _is_same_user(transport: asyncio.BaseTransport) -> bool:
     """Returns whether the process at the other end of a local socket belongs to this process's user."""
     end = transport.get_extra_info("socket")
+    if end.family != socket.AF_UNIX:
+        return True
     raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())

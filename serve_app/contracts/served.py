@@ -124,7 +124,7 @@ class Served:
     before: Mapping[str, Traffic] = field(default_factory=dict)  # traffic that a rollback would restore, if any
     models: Mapping[str, ServedModel] = field(default_factory=dict)  # by identifier
     #: By identifier, in the order of `price_at`: the price in effect and scheduled prices.
-    prices: Mapping[str, Sequence[PriceVersion]] = field(default_factory=dict)
+    prices: Mapping[str, tuple[PriceVersion, ...]] = field(default_factory=dict)
     backends: Mapping[str, Backend] = field(default_factory=dict)  # by name, without those retired long ago
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from deployments import transport
+from deployments.transport import Address
 from serve_app.contracts import calls
 from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.commands import FindUnsettled
 
 
 class Replica:
@@ -19,8 +22,8 @@ class Replica:
         self.name = name
         self.server = transport.Server(self.who)
 
-    async def who(self, _: str) -> str:
-        return f"{self.name}, over the socket"
+    async def who(self, _: FindUnsettled) -> list[str]:
+        return [f"{self.name}, over the socket"]
 
 
 class Serve:
@@ -29,23 +32,26 @@ class Serve:
     def __init__(self, replica: Replica) -> None:
         self.replica: Replica | None = replica
         self.sockets = True
+        self.earlier_release = False
         self.now = 100.0
         self.line = transport.Line(self.call, self.address, clock=lambda: self.now)
 
-    async def call(self, _: str) -> str:
+    async def call(self, _: FindUnsettled) -> list[str]:
         if self.replica is None:
             raise Unavailable("no replica")
-        return f"{self.replica.name}, through Serve"
+        return [f"{self.replica.name}, through Serve"]
 
-    async def address(self) -> str | None:
+    async def address(self) -> Address | str | None:
+        if self.earlier_release:
+            return "serve-app-0123"
         if self.replica is None:
             raise Unavailable("no replica")
         return await self.replica.server.address() if self.sockets else None
 
     async def who(self) -> str:
-        answer: str = await self.line.send("who")
+        [answer] = await self.line.send(FindUnsettled(()))
         await calls.wait_for_background(60)  # what the call has begun in the background
-        return answer
+        return str(answer)
 
 
 @pytest.fixture
@@ -75,6 +81,19 @@ async def test_without_an_address_all_calls_go_through_serve(serve: Serve) -> No
     for _ in range(3):
         assert await serve.who() == "first, through Serve"
         serve.now += transport.CONFIRM_S
+
+
+async def test_a_replica_of_an_earlier_release_is_called_through_serve(serve: Serve) -> None:
+    serve.earlier_release = True
+    for _ in range(3):
+        assert await serve.who() == "first, through Serve"
+        serve.now += transport.CONFIRM_S
+
+
+@pytest.mark.parametrize("odd", ["\ud800", 5], ids=["half of a pair", "of another type"])
+async def test_a_call_that_has_no_encoding_goes_through_serve(serve: Serve, odd: Any) -> None:
+    await connected(serve)
+    assert await serve.line.send(FindUnsettled((odd,))) == ["first, through Serve"]
 
 
 async def test_a_replaced_replica_gets_no_more_calls_even_while_it_lives(serve: Serve) -> None:

@@ -1,117 +1,147 @@
-"""Calls over a socket between processes of one machine: answers, faults, and either side going away."""
+"""Calls over a connection: answers, faults, and either side going away."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from deployments import transport
+from deployments.transport import Connection, connect
 from serve_app.contracts.calls import Unavailable
-
-
-class Unpicklable(Exception):
-    def __init__(self) -> None:
-        super().__init__("a lock: ", asyncio.Lock(), lambda: None)
+from serve_app.contracts.commands import FindUnsettled, GetAccount
+from serve_app.contracts.errors import AccountNotFound, LedgerUnavailable
+from serve_app.contracts.limiting import Identify, Recovering, Release, UnknownKey
 
 
 class Other:
-    def __init__(self) -> None:
+    """The other process; answers FindUnsettled with its ids, once the gate is open if it has none."""
+
+    def __init__(self, host: str) -> None:
         self.gate = asyncio.Event()
-        self.server = transport.Server(self.answer)
-        self.address = ""
+        self.server = transport.Server(self.answer, host)
 
-    async def answer(self, message: str | list[int]) -> str | list[int]:
-        """Doubles numbers; a word selects another action."""
-        if isinstance(message, list):
-            return [2 * value for value in message]
-        if message == "fail":
-            raise ValueError("no such thing")
-        if message == "odd":
-            raise Unpicklable
-        await self.gate.wait()
-        return "done"
+    async def answer(self, call: Any) -> Any:
+        match call:
+            case FindUnsettled(request_ids):
+                await (asyncio.sleep(0) if request_ids else self.gate.wait())
+                return list(request_ids)
+            case GetAccount("fault"):
+                raise ValueError("no such thing")
+            case GetAccount("odd"):
+                raise AccountNotFound(asyncio.Lock())
+            case GetAccount(account_id):
+                raise AccountNotFound(account_id)
+        return [UnknownKey("", ask.key_digest) if isinstance(ask, Identify) else None for ask in call]
+
+    async def connect(self) -> Connection:
+        return await connect(await self.server.address(), Connection)
 
 
-@pytest.fixture
-async def other() -> AsyncIterator[Other]:
-    other = Other()
-    address = await other.server.address()
-    assert address is not None
-    other.address = address
+WAIT = FindUnsettled(())
+
+
+@pytest.fixture(params=["", "127.0.0.1"], ids=["a local socket", "TCP"])
+async def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Other]:
+    if request.param:
+        monkeypatch.setattr(transport, "_IS_LINUX", False)
+    other = Other(request.param)
     yield other
     other.gate.set()
     other.server.close()
 
 
-async def connected(other: Other) -> transport.Connection:
-    connection = await transport.connect(other.address)
-    assert connection is not None
-    return connection
-
-
-async def test_each_call_gets_its_own_result(other: Other) -> None:
-    connection = await connected(other)
-    waiting = asyncio.ensure_future(connection.send("wait"))
-    assert await asyncio.gather(*(connection.send([n]) for n in range(50))) == [[2 * n] for n in range(50)]
+async def test_each_call_gets_its_own_answer(other: Other) -> None:
+    connection = await other.connect()
+    waiting = asyncio.ensure_future(connection.send(WAIT))
+    asked = [connection.send(FindUnsettled((str(number),))) for number in range(50)]
+    assert await asyncio.gather(*asked) == [[str(number)] for number in range(50)]
     assert not waiting.done()
     other.gate.set()
-    assert await waiting == "done"
+    assert await waiting == []
+
+
+async def test_asks_are_answered_in_their_order(other: Other) -> None:
+    connection = await other.connect()
+    asks = [Identify("a"), Release("r", 1, 2), Identify("b")]
+    assert await connection.send(asks) == [UnknownKey("", "a"), None, UnknownKey("", "b")]
 
 
 async def test_a_list_of_any_length_arrives_whole(other: Other) -> None:
-    values = list(range(500_000))
-    assert await (await connected(other)).send(values) == [2 * value for value in values]
+    ids = [str(number) for number in range(200_000)]
+    assert await (await other.connect()).send(FindUnsettled(tuple(ids))) == ids
 
 
 async def test_an_error_of_the_other_side_is_raised_here(other: Other) -> None:
-    connection = await connected(other)
-    with pytest.raises(ValueError, match="no such thing"):
-        await connection.send("fail")
-    with pytest.raises(RuntimeError, match="Unpicklable"):
-        await connection.send("odd")
-    assert await connection.send([1]) == [2]
+    connection = await other.connect()
+    with pytest.raises(AccountNotFound, match="no account 'acct-1'"):
+        await connection.send(GetAccount("acct-1"))
+    with pytest.raises(RuntimeError, match="ValueError: no such thing"):
+        await connection.send(GetAccount("fault"))
+    with pytest.raises(RuntimeError, match="AccountNotFound"):
+        await connection.send(GetAccount("odd"))
+    assert await connection.send(FindUnsettled(("1",))) == ["1"]
+
+
+async def test_an_error_in_place_of_an_answer_arrives_as_one(other: Other) -> None:
+    async def answer(_: Any) -> Any:
+        return [LedgerUnavailable("the disk is full"), Recovering("r", 0.5)]
+
+    other.server.answer = answer
+    failed, recovering = await (await other.connect()).send([Identify("a"), Identify("b")])
+    assert isinstance(failed, LedgerUnavailable)
+    assert str(failed) == "the disk is full"
+    assert recovering == Recovering("r", 0.5)
 
 
 async def test_calls_in_flight_end_when_the_other_side_goes_away(other: Other) -> None:
-    connection = await connected(other)
-    waiting = asyncio.ensure_future(connection.send("wait"))
-    await asyncio.sleep(0)
+    connection = await other.connect()
+    waiting = asyncio.ensure_future(connection.send(WAIT))
+    await connection.send(FindUnsettled(("1",)))  # so the other side has accepted
     other.server.close()
     with pytest.raises(Unavailable):
         await waiting
     with pytest.raises(Unavailable):
-        await connection.send([1])
+        await connection.send(WAIT)
     assert not connection.is_open
-    assert await transport.connect(other.address) is None
+    with pytest.raises(ConnectionRefusedError):
+        await other.connect()
 
 
 async def test_a_caller_that_gives_up_leaves_the_connection_as_it_was(other: Other) -> None:
-    connection = await connected(other)
-    waiting = asyncio.ensure_future(connection.send("wait"))
+    connection = await other.connect()
+    waiting = asyncio.ensure_future(connection.send(WAIT))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     other.gate.set()
-    assert await connection.send([3]) == [6]
+    assert await connection.send(FindUnsettled(("3",))) == ["3"]
 
 
 async def test_a_retired_connection_completes_the_calls_in_flight(other: Other) -> None:
-    connection = await connected(other)
-    waiting = asyncio.ensure_future(connection.send("wait"))
+    connection = await other.connect()
+    waiting = asyncio.ensure_future(connection.send(WAIT))
     await asyncio.sleep(0)
     connection.retire()
     other.gate.set()
-    assert await waiting == "done"
+    assert await waiting == []
     assert not connection.is_open
 
 
-async def test_connecting_to_an_unknown_address_returns_none() -> None:
-    assert await transport.connect("serve-app-nobody") is None
+async def test_nobody_is_answered_without_the_token(other: Other, caplog: pytest.LogCaptureFixture) -> None:
+    forged = replace(await other.server.address(), token="0" * 64)
+    with pytest.raises(Unavailable):
+        await (await connect(forged, Connection)).send(FindUnsettled(("1",)))
+    assert "without the right token" in caplog.text
 
 
-async def test_a_process_of_another_user_is_refused(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Other("")
     monkeypatch.setattr("deployments.transport.os.geteuid", lambda: 4_000_000)
-    assert await transport.connect(other.address) is None
+    with pytest.raises(OSError, match="another user"):
+        await other.connect()
+    other.server.close()

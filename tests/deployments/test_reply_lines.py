@@ -65,7 +65,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["", "127.0.0.1"], ids=["a local socket", "TCP"])
 async def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ReplyListener]:
     if request.param:
-        monkeypatch.setattr(reply_lines, "_IS_LINUX", False)
+        monkeypatch.setattr(transport, "_IS_LINUX", False)
     made = ReplyListener(request.param)
     yield made
     made.close()
@@ -86,8 +86,8 @@ async def test_the_events_of_one_turn_travel_in_one_frame(
     listener: ReplyListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames: list[int] = []
-    written = reply_lines.ReplyLine._write
-    monkeypatch.setattr(reply_lines.ReplyLine, "_write", lambda line, data: (frames.append(1), written(line, data)))
+    written = reply_lines.ReplyLine.write
+    monkeypatch.setattr(reply_lines.ReplyLine, "write", lambda line, data: (frames.append(1), written(line, data)))
     gate = asyncio.Event()
     replies = [await Reply().open(listener) for _ in range(20)]
     sending = [asyncio.ensure_future(send_events(Says(Started(1, 0), gate, END).events(), one.to)) for one in replies]
@@ -184,7 +184,7 @@ def _claims(length: int) -> Callable[[Any, Any], None]:
 async def test_frames_are_read_wherever_they_are_cut() -> None:
     listener = ReplyListener()
     reply = await Reply().open(listener)
-    incoming = reply_lines._Incoming(listener, is_local=False)
+    incoming = reply_lines._Events(listener)
     incoming._transport = object()  # type: ignore[assignment]
     events: list[BackendEvent] = [Started(1, 0), *(Delta("x" * count, count) for count in range(1, 30)), END]
     frames = [listener.token.encode(), *(msgspec.msgpack.encode([(reply.to.number, event)]) for event in events)]
@@ -233,7 +233,7 @@ class Tls:
 async def test_between_machines_the_clusters_certificates_are_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reply_lines, "_IS_LINUX", False)
+    monkeypatch.setattr(transport, "_IS_LINUX", False)
     tls = Tls(tmp_path, monkeypatch)
     listener = ReplyListener("127.0.0.1")
     reply = await Reply().open(listener)
@@ -266,7 +266,7 @@ async def test_events_that_are_too_long_for_one_frame_are_split(
 async def test_a_connection_that_sends_no_token_is_closed(
     listener: ReplyListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reply_lines, "CONNECT_S", 0.01)
+    monkeypatch.setattr(transport, "CONNECT_S", 0.01)
     reply = await Reply().open(listener)
     monkeypatch.setattr(reply_lines.ReplyLine, "connection_made", lambda line, made: setattr(line, "_transport", made))
     sending = send_events(Says(asyncio.Event()).events(), reply.to)

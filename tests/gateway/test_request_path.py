@@ -35,6 +35,7 @@ SHELLS = {
     "deployments/model.py",
     "deployments/reply_lines.py",
     "deployments/transport.py",
+    "serve_app/contracts/encoding.py",
 }
 
 
