@@ -88,7 +88,7 @@ lock: $(VENV)/.base ## update constraints.txt after a change of pyproject.toml (
 	@$(UV) pip compile -q pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" -o constraints.txt $(ARGS)
 
 # Without .venv, as on a bare CUDA machine, the Python that has torch runs it: make gpu-check PYTHON=python3.
-gpu-check: ## check correctness, speed and kill -9 on one GPU, eight minutes at most, without network (ARGS='--only engine')
+gpu-check: ## check correctness, speed and kill -9 on one GPU, eleven minutes at most, without network (ARGS='--only engine')
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m bench.gpu_check --json .bench/gpu-check.json $(ARGS)
 
 bench-ledger: $(VENV)/.test ## measure settlements per second, on a new SQLite file or on URL=postgresql+psycopg://…

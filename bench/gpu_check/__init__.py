@@ -1,1 +1,1 @@
-"""The check of everything that needs a GPU, in at most eight minutes on one GPU: `make gpu-check`."""
+"""The check of everything that needs a GPU, in at most eleven minutes on one GPU: `make gpu-check`."""

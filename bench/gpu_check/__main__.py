@@ -1,4 +1,4 @@
-"""Checks and measures on one GPU, in at most eight minutes: `make gpu-check`, or `python -m bench.gpu_check --help`.
+"""Checks and measures on one GPU, in at most eleven minutes: `make gpu-check`, or `python -m bench.gpu_check --help`.
 
 It needs torch and the engine's packages, no network. A part that lacks something is skipped with the reason. The exit
 status is 0 when no part failed, 1 when one did, and 2 without a GPU.
@@ -98,7 +98,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured, anew after each part")
     parser.add_argument("--page", type=Path, metavar="FILE", help="renew this document's part, as docs/benchmarks.md")
     parser.add_argument("--render", type=Path, metavar="FILE", help="check nothing: write the page of such a --json")
-    parser.add_argument("--budget", type=float, default=480.0, metavar="SECONDS", help="of all parts; default: 480")
+    parser.add_argument("--budget", type=float, default=660.0, metavar="SECONDS", help="of all parts; default: 660")
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="default: all parts")
     parser.add_argument("--device", default="cuda:0", help="cpu tries the check itself without a GPU; default: cuda:0")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="of the models; default: by the GPU's memory")

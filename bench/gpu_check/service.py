@@ -56,8 +56,11 @@ def serve(options: Options, report: Report, args: dict[str, Any]) -> None:
         report.doing(f"{shape}: the service, {streams} streams")
         report.add(service=asyncio.run(measure_http(server, streams, rounds, length)))
     finally:
-        log = options.work / "logs" / f"{server.name}.log"
-        print(log.read_text(errors="replace")[-4000:] if log.is_file() else "no log of the service", flush=True)
+        home = options.work / f"{server.name}-home" / "logs"
+        logs = [*home.glob("ray*/serve/replica_*Model*.log"), *home.glob("ray*/worker-*.err")]
+        for log in [*sorted(logs), options.work / "logs" / f"{server.name}.log"]:
+            if log.is_file() and (text := log.read_text(errors="replace").strip()):
+                print(f"--- {log.name}", text[-4000:], sep="\n", flush=True)
         report.doing(f"{shape}: stopping the service")
         server.stop()
     figures = report.figures["service"]

@@ -43,9 +43,10 @@ def _commands(base: type[Any] = Command) -> Iterator[type[Any]]:
             yield from _commands(command)
 
 
-#: What a call or a list of answers consists of. The answer to Status is a tuple, and some asks have no answer.
+#: What a call or a list of answers consists of. The answers to Status, Announce and Release are no class.
 _ITEMS: Final[dict[str, Any]] = {
     "NoneType": None,
+    "bool": bool,
     "tuple": tuple[limiting.AccountStatus | None, ...],
     **{kind.__name__: kind for kind in (Settlement, Settled, SettlementRejected)},
     **{name: kind for name, kind in vars(limiting).items() if is_dataclass(kind)},

@@ -72,7 +72,7 @@ def test_answers_arrive_as_they_were_sent() -> None:
     grant = Grant("r", "acct", "key", 5, 6, Window(1, 2, 3.5), Window(4, 5, 6))
     asks = [Release("r", 1, 2), Status(("a", "b"))]
     assert answered(asks, [None, (None, STATUS)]) == [None, (None, STATUS)]
-    assert answered([asks[0]], [grant]) == [grant]
+    assert answered([asks[0], asks[0]], [grant, True]) == [grant, True]
     assert answered(FindUnsettled(("a",)), ["a"]) == ["a"]
 
 
