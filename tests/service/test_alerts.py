@@ -278,7 +278,8 @@ def test_rows_that_were_changed_by_hand(service: Service, watch: Watch) -> None:
     with reply_that_runs(service, emptied):
         by_hand(service, "update accounts set topped_up = 0 where id = ?", emptied)
     with reply_that_runs(service, moved):
-        by_hand(service, "update accounts set currency = 'XXX' where id = ?", moved)
+        another = "(select id from accounts where id != ?1 limit 1)"
+        by_hand(service, f"update api_keys set account_id = {another} where account_id = ?1", moved)
     watch.wait_for("ServeAppUncollected", "ServeAppSettlementRejected")
     replace_replica(service, "gateway:Accounting")  # a new process checks the books, and counts what is stuck
     watch.wait_for("ServeAppBooksUnbalanced", "ServeAppSettlementsStuck")
