@@ -18,11 +18,12 @@ from bench.harness.processes import Tree
 from bench.harness.servers import Launched, ServerError, deployment, shipped_config
 from bench.harness.stub_request import BACKEND, MODEL
 from bench.stream import report
-from bench.stream.client import Seen, load
+from bench.stream.client import load
 from bench.stream.paced import RATE
 from serve_app import secret_files
 
-LOADS = ((16, 50), (64, 50), (256, 50), (512, 50), (64, 150))  # streams, tokens per second of each
+#: Streams, tokens per second of each, and the share of replies whose client hangs up on the way.
+LOADS = ((16, 50, 0.0), (64, 50, 0.0), (256, 50, 0.0), (512, 50, 0.0), (64, 50, 0.5), (64, 150, 0.0))
 SYSTEMS = ("full", "bare")
 
 
@@ -97,8 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         type=_load,
         default=list(LOADS),
-        metavar="STREAMSxRATE",
-        help=f"default: {' '.join(f'{streams}x{rate}' for streams, rate in LOADS)}",
+        metavar="STREAMSxRATE[xHANG_UPS]",
+        help="streams, tokens per second, share of replies whose client hangs up on the way; default: "
+        + " ".join("x".join(f"{value:g}" for value in one if value) for one in LOADS),
     )
     parser.add_argument("--tokens", type=int, default=500, help="of each reply; default: 500")
     parser.add_argument("--warm-up", type=int, default=12, help="seconds before each window; default: 12")
@@ -122,15 +124,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if not results["records"] or any(record["problems"] for record in results["records"]) else 0
 
 
-def _load(text: str) -> tuple[int, int]:
-    streams, _, rate = text.partition("x")
-    return int(streams), int(rate)
+def _load(text: str) -> tuple[int, int, float]:
+    streams, rate, *hang_ups = text.split("x")
+    return int(streams), int(rate), float(hang_ups[0]) if hang_ups else 0.0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The whole run, as `--json` writes it."""
     began, records = time.time(), []
-    for rate in sorted({rate for _, rate in options.loads}):
+    for rate in sorted({rate for _, rate, _ in options.loads}):
         for name in options.only:
             folder = Path(options.folder).absolute() / "stream"
             system: Launched = (Full if name == "full" else Bare)(folder, rate)
@@ -138,8 +140,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             try:
                 system.start()
                 assert system.tree is not None
-                for streams in [streams for streams, its in options.loads if its == rate]:
-                    records.append(_record(system, system.tree, streams, rate, options))
+                for its in [its for its in options.loads if its[1] == rate]:
+                    records.append(_record(system, system.tree, its, options))
                     say("  " + report.line(records[-1]))
             finally:
                 system.stop()
@@ -154,16 +156,28 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _record(system: Launched, tree: Tree, streams: int, rate: int, options: argparse.Namespace) -> dict[str, Any]:
+def _record(system: Launched, tree: Tree, its: tuple[int, int, float], options: argparse.Namespace) -> dict[str, Any]:
+    streams, rate, hang_ups = its
     load(system.port, system.key, min(streams, 16), rate, rate, 0.5, 2.0)  # connections between processes are there
     before: dict[str, float] = {}
-    seen = _load_and_cpu(system, tree, streams, rate, options, before)
+    seen = load(
+        system.port,
+        system.key,
+        streams,
+        options.tokens,
+        rate,
+        options.warm_up,
+        options.seconds,
+        opened=lambda: before.update(parts.cpu_by_part(tree)),
+        hang_ups=hang_ups,
+    )
     spent = parts.spent(before, parts.cpu_by_part(tree))
     return {
         "server": system.name,
         "title": system.title,
         "streams": streams,
         "rate": rate,
+        "hang_ups": hang_ups,
         "seconds": seen.seconds,
         "tokens_per_s": seen.tokens / seen.seconds,
         "events_per_s": seen.events / seen.seconds,
@@ -176,21 +190,6 @@ def _record(system: Launched, tree: Tree, streams: int, rate: int, options: argp
         "machine_load": os.getloadavg()[0],
         "problems": seen.problems[:5],
     }
-
-
-def _load_and_cpu(
-    system: Launched, tree: Tree, streams: int, rate: int, options: argparse.Namespace, before: dict[str, float]
-) -> Seen:
-    return load(
-        system.port,
-        system.key,
-        streams,
-        options.tokens,
-        rate,
-        options.warm_up,
-        options.seconds,
-        opened=lambda: before.update(parts.cpu_by_part(tree)),
-    )
 
 
 if __name__ == "__main__":

@@ -36,9 +36,10 @@ class Seen:
 
 
 class _Stream:
-    __slots__ = ("last_at", "sent_at", "socket", "tail", "tokens")
+    __slots__ = ("last_at", "leaves_after", "sent_at", "socket", "tail", "tokens")
 
-    def __init__(self, port: int, request: bytes) -> None:
+    def __init__(self, port: int, request: bytes, leaves_after: int) -> None:
+        self.leaves_after = leaves_after  # tokens, or sooner at the reply's end
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(request)
@@ -75,9 +76,11 @@ def load(
     window_s: float,
     opened: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    hang_ups: float = 0.0,
 ) -> Seen:
     """Keeps `streams` streams open: each client sends its next request when it has the whole reply to the last one.
 
+    With `hang_ups`, it hangs up in the middle of this share of its replies, and sends its next request at once.
     The first requests are spread over the length of a reply, so that replies end evenly. `opened` is called when the
     window opens.
     """
@@ -92,7 +95,8 @@ def load(
     cpu = 0.0
 
     def begin() -> None:
-        stream = _Stream(port, request)
+        leaves = drawn.random() < hang_ups
+        stream = _Stream(port, request, drawn.randrange(1, tokens) if leaves else 2 * tokens)
         open_[stream.socket.fileno()] = stream
         poll.register(stream.socket, select.EPOLLIN)
 
@@ -145,6 +149,8 @@ def load(
                     if problem is None and is_open:
                         seen.replies += 1
                     end(stream, problem)
+                elif stream.tokens >= stream.leaves_after:
+                    end(stream, None)
         seen.seconds, seen.client_cpu_s = now - opens, time.process_time() - cpu
     finally:
         gc.enable()

@@ -27,11 +27,16 @@ def line(record: dict[str, Any]) -> str:
     """One record as one line of progress."""
     cores = ", ".join(f"{part} {value:.2f}" for part, value in _largest(record))
     problems = f", PROBLEM {record['problems'][0]}" if record["problems"] else ""
+    load = f"{record['streams']} x {record['rate']}{_leavers(record)}"
     return (
-        f"{record['streams']} x {record['rate']}: {record['tokens_per_s']:.0f} tokens/s, {record['events_per_s']:.0f} "
+        f"{load}: {record['tokens_per_s']:.0f} tokens/s, {record['events_per_s']:.0f} "
         f"events/s, gap {_pair(record['gap_ms'])} ms, first token {_pair(record['first_ms'])} ms, cores: {cores}, "
         f"client {record['client_cores']:.2f}{problems}"
     )
+
+
+def _leavers(record: dict[str, Any]) -> str:
+    return f", {record['hang_ups']:.0%} hang up" if record.get("hang_ups") else ""
 
 
 def _pair(found: dict[str, float]) -> str:
@@ -69,7 +74,7 @@ def markdown(results: dict[str, Any]) -> str:
         rows.append(
             [
                 record["title"],
-                f"{record['streams']} x {record['rate']}",
+                f"{record['streams']} x {record['rate']}" + _leavers(record),
                 f"{record['tokens_per_s']:,.0f}",
                 f"{record['events_per_s']:,.0f}",
                 _pair(record["gap_ms"]),

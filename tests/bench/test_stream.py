@@ -59,6 +59,31 @@ def test_a_reply_that_is_too_short_is_a_problem() -> None:
     assert seen.problems[0].startswith("10 tokens of 12")
 
 
+def test_a_client_that_hangs_up_sends_its_next_request_and_is_no_problem() -> None:
+    requests = 0
+
+    def serve_beginnings(listener: socket.socket) -> None:
+        nonlocal requests
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                requests += bool(connection.recv(65536))
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"content":"%b"}\n\n' % TOKEN.encode())
+                connection.recv(1)  # until the client leaves
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve_beginnings, args=(listener,))
+        thread.start()
+        seen = load(listener.getsockname()[1], "key", 1, 2, 10**6, 0.0, 0.06, clock=Clock(), hang_ups=1.0)
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(60)
+    assert (seen.problems, seen.replies) == ([], 0)
+    assert requests > 1
+
+
 def test_a_request_has_the_key_and_its_length() -> None:
     head, _, body = request_of(1, "sk-1", 5).partition(b"\r\n\r\n")
     assert b"authorization: Bearer sk-1" in head
