@@ -182,9 +182,11 @@ class Listener(ABC):
         """Returns the protocol of a new connection."""
 
     async def address(self) -> Address:
-        """Returns the address for `connect`."""
+        """Returns the address for `connect`. Raises OSError if it was closed before."""
         async with self._starting:
             if self._address is None:
+                if self.closed:
+                    raise ConnectionAbortedError("this process listens no more")
                 self._address = await self._listen()
         return self._address
 

@@ -111,6 +111,12 @@ async def test_calls_in_flight_end_when_the_other_side_goes_away(other: Other) -
         await other.connect()
 
 
+async def test_a_server_that_was_closed_does_not_begin_to_listen(other: Other) -> None:
+    other.server.close()
+    with pytest.raises(ConnectionAbortedError):
+        await other.server.address()
+
+
 async def test_a_caller_that_gives_up_leaves_the_connection_as_it_was(other: Other) -> None:
     connection = await other.connect()
     waiting = asyncio.ensure_future(connection.send(WAIT))
