@@ -224,11 +224,11 @@ class FakeBackends:
         elif answer is not None:
             return answer
         if call.token_ids is not None:
-            if (
-                wrong := next((token for token in call.token_ids if not 0 <= token <= sys.maxunicode), None)
-            ) is not None:
-                message = f"{wrong} is not a token of the model: ids are from 0 to {sys.maxunicode}"
-                return Rejected(Rejection.INVALID, message=message, param="tokens")
+            greatest = sys.maxunicode
+            for token in call.token_ids:
+                if not 0 <= token <= greatest:
+                    message = f"{token} is not a token of the model: ids are from 0 to {greatest}"
+                    return Rejected(Rejection.INVALID, message=message, param="tokens")
             text = "".join(map(chr, call.token_ids))
             return Tokenized(len(call.token_ids), text=text.encode(errors="replace").decode())  # as tokenizers do
         text = call.text if call.text is not None else "".join(message["content"] for message in call.messages)
