@@ -101,7 +101,7 @@ def check_messages(messages: list[Message], _: Any) -> None:
                 if part.type != "text":
                     rule = f"must be text: only text is possible, not {quote(part.type)}"
                     raise invalid(f"{field}.content[{number}].type", rule)
-        if message.tool_calls and message.role == "assistant":
+        if message.tool_calls:
             check_tool_calls(f"{field}.tool_calls", message.tool_calls)
     if calls := [call for message in messages for call in message.tool_calls or ()]:
         check_arguments(calls)

@@ -79,9 +79,8 @@ def _as_ids(ids: list[Any], *steps: int) -> tuple[int, ...]:
 _IDS: Final = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": _MAX_ID}}
 _PROMPT_FORMS: Final = (
     {"type": "string"},
-    {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}},
     _IDS,
-    {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": _IDS},
+    {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"anyOf": [{"type": "string"}, _IDS]}},
 )
 
 

@@ -301,7 +301,7 @@ def _check_block(field: str, role: str, block: ContentBlock) -> None:
     owner = "user" if block.type == "tool_result" else "assistant"
     if block.type != "text" and role != owner:
         raise invalid(f"{field}.type", f"{quote(block.type)} is only possible in a message of the {owner}")
-    if block.type == "tool_result" and isinstance(block.content, list):
+    if isinstance(block.content, list):
         _check_text_blocks(f"{field}.content", block.content)
 
 

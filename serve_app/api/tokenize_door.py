@@ -45,7 +45,7 @@ class DetokenizeRequest(Shape):
         list[Annotated[int, keywords(minimum=0, maximum=_MAX_ID)]],
         FirstFault(),
     ]
-    """Token ids."""
+    """Token ids of the model's vocabulary. Any other id is an error."""
 
 
 def tokenize_schemas(chat: Mapping[str, Any], identifiers: Sequence[str]) -> dict[str, dict[str, Any]]:

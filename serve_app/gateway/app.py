@@ -8,7 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from serve_app.api.doors import DOORS, TOKEN_DOORS
 from serve_app.api.errors import ApiError
@@ -19,6 +20,14 @@ from serve_app.gateway.responses_endpoint import InputTokensEndpoint, ResponsesE
 from serve_app.gateway.services import Services
 from serve_app.gateway.token_endpoint import TokenEndpoint, TokenLimits
 from serve_app.gateway.web import RequestContext, api_error_response, http_error_response
+
+
+class DoorRoute(Route):
+    """Takes every method at its path: `/responses/input_tokens` is never the id of a stored response."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return (match if match is Match.NONE else Match.FULL), child
 
 
 def build_app(
@@ -49,11 +58,11 @@ def build_app(
         for door in DOORS:
             kind = ResponsesEndpoint if isinstance(door, ResponsesDoor) else ReplyEndpoint
             endpoint = kind(door, services, authenticator, bodies)
-            app.router.routes.append(Route(prefix + door.path, endpoint, methods=["POST"]))
+            app.router.routes.append(DoorRoute(prefix + door.path, endpoint, methods=["POST"]))
         for token_door in TOKEN_DOORS:
             of_tokens = InputTokensEndpoint if isinstance(token_door, InputTokensDoor) else TokenEndpoint
             token_endpoint = of_tokens(token_door, services, authenticator, bodies, limits)
-            app.router.routes.append(Route(prefix + token_door.path, token_endpoint, methods=["POST"]))
+            app.router.routes.append(DoorRoute(prefix + token_door.path, token_endpoint, methods=["POST"]))
     app.router.routes.extend(front)
     for prefix in ("", "/v1"):
         for router in routers:

@@ -102,27 +102,34 @@ BLOCKS: list[tuple[str, Any, bool]] = [
     ("user", [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}]}], True),
     ("user", [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "text": "x"}]}], False),
     ("user", [{"type": "tool_result", "content": "x"}], False),
+    ("user", [{"type": "text", "text": "x", "content": [{"type": "text", "text": "y"}]}], True),
+    ("user", [{"type": "text", "text": "x", "content": [{"type": "image", "text": ""}]}], False),
     ("user", [{"type": "tool_use", "id": "1", "name": "f", "input": {}}], False),
     ("user", [{"type": "thinking", "thinking": "x", "signature": ""}], False),
     ("user", None, False),
     ("assistant", [{"type": "thinking", "thinking": "x", "signature": "s"}], True),
     ("assistant", [{"type": "redacted_thinking", "data": "x"}], True),
+    ("assistant", [{"type": "thinking", "thinking": "x", "content": [{"type": "image", "text": ""}]}], False),
     ("assistant", [{"type": "tool_use", "id": "1", "name": "f"}], False),
     ("assistant", [{"type": "tool_use", "id": "1", "name": "f", "input": "{}"}], False),
     ("assistant", [{"type": "tool_result", "tool_use_id": "1"}], False),
     ("system", "x", True),
     ("system", [{"type": "text", "text": "x"}], True),
     ("system", [{"type": "thinking", "thinking": "x"}], False),
+    ("system", [{"type": "text", "text": "x", "content": [{"type": "image", "text": ""}]}], False),
     ("robot", "x", False),
 ]
 
 
+@pytest.mark.parametrize("path", ["/messages", "/messages/count_tokens"])
 @pytest.mark.parametrize(("role", "content", "right"), BLOCKS)
-def test_a_message_is_valid_by_the_document_where_the_code_accepts_it(role: str, content: Any, right: bool) -> None:
+def test_a_message_is_valid_by_the_document_where_the_code_accepts_it(
+    path: str, role: str, content: Any, right: bool
+) -> None:
     given = {"model": "svc-chat", "max_tokens": 5, "messages": [USER, {"role": role, "content": content}, USER]}
-    error = refusal("/messages", given)
+    error = refusal(path, given)
     assert (error is None) is right, error
-    assert validator("/messages").is_valid(given) is right
+    assert validator(path).is_valid(given) is right
 
 
 @pytest.mark.parametrize("kind", [None, True, 1, 1.5, "x", ["x"], {"x": 1}])

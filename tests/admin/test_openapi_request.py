@@ -130,6 +130,7 @@ def test_a_value_that_is_rejected_is_invalid_by_the_document_unless_no_schema_ca
     assert VALIDATOR.is_valid(given) is is_untold(error)
 
 
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[tuple[dict[str, Any], bool]] = [
     ({"role": "system", "content": "x"}, True),
     ({"role": "developer", "content": "x"}, True),
@@ -142,8 +143,12 @@ MESSAGES: list[tuple[dict[str, Any], bool]] = [
     ({"role": "assistant", "content": "x", "tool_calls": None}, True),
     ({"role": "assistant", "content": None}, False),
     ({"role": "assistant", "tool_calls": []}, False),
-    ({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}, True),
+    ({"role": "assistant", "tool_calls": [CALL]}, True),
     ({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}, False),
+    ({"role": "user", "content": "x", "tool_calls": [CALL]}, True),
+    ({"role": "user", "content": "x", "tool_calls": [{**CALL, "type": "custom"}]}, False),
+    ({"role": "system", "content": "x", "tool_calls": [{**CALL, "type": "custom"}]}, False),
+    ({"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}, False),
     ({"role": "assistant", "content": "x", "prefix": True}, True),
     ({"role": "tool", "content": "x", "tool_call_id": "1"}, True),
     ({"role": "tool", "content": "x"}, False),

@@ -12,7 +12,9 @@ import httpx
 import pytest
 
 from serve_app.api.chat_door import ChatDoor
-from serve_app.api.doors import DOORS
+from serve_app.api.door import Door
+from serve_app.api.doors import DOORS, TOKEN_DOORS
+from serve_app.api.token_door import TokenDoor
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
 from serve_app.gateway.reply_endpoint import ReplyEndpoint
@@ -204,6 +206,17 @@ async def test_unknown_routes_and_methods_answer_json(http: httpx.AsyncClient) -
             assert answer.json()["error"]["type"] == "invalid_request_error"
         assert ("allow" in answer.headers) == (status == 405)
         assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize("door", [*DOORS, *TOKEN_DOORS], ids=lambda door: door.path)
+async def test_a_doors_path_is_no_other_routes_whatever_the_method(
+    http: httpx.AsyncClient, door: Door | TokenDoor, prefix: str
+) -> None:
+    """`/responses/{response_id}` has GET and DELETE."""
+    for method in ("GET", "DELETE", "OPTIONS", "PUT"):
+        answer = await http.request(method, prefix + door.path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST"), method
 
 
 async def test_errors_at_a_door_have_its_format(

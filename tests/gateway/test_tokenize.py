@@ -17,6 +17,7 @@ from serve_app.gateway.token_endpoint import MAX_AT_ONCE, PER_QUERY
 from serve_app.settings import GatewaySettings
 from tests.gateway.answers import refused
 from tests.gateway.connections import Call
+from tests.gateway.scripted_model import EOS, ScriptedModel
 from tests.gateway.world import FULL_SETTINGS, World, until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -113,6 +114,8 @@ async def test_a_key_counts_only_for_the_models_that_it_may_use(world: World) ->
         ("/detokenize", {"tokens": [1.5]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": [0, -1]}, 422, "tokens[1]"),
         ("/detokenize", {"tokens": [2**31]}, 422, "tokens[0]"),
+        ("/detokenize", {"tokens": [2**63]}, 422, "tokens[0]"),
+        ("/detokenize", {"tokens": [10**400]}, 422, "tokens[0]"),
         ("/detokenize", {"tokens": [], "model": "other"}, 422, "model"),
     ],
 )
@@ -123,6 +126,19 @@ async def test_a_wrong_body_is_refused_with_the_field_at_fault(
     refused(answer, status)
     assert answer.json()["error"]["param"] == param
     assert not world.backends.token_calls
+
+
+@pytest.mark.parametrize("is_real", [True, False], ids=["replica", "fake"])
+async def test_an_id_outside_the_vocabulary_is_refused_by_name(world: World, is_real: bool) -> None:
+    outside = EOS + 1 if is_real else 0x110000
+    model = ScriptedModel([b"a"]).behind(world) if is_real else None
+    for token in (outside, 2**31 - 1):
+        answer = await asked(world, "/detokenize", tokens=[97, token])
+        refused(answer, 422, f"{token} is not a token of the model: ids are from 0 to {outside - 1}")
+        assert answer.json()["error"]["param"] == "tokens"
+    assert (await asked(world, "/detokenize", tokens=[97])).json() == {"prompt": "a"}
+    if model is not None:
+        model.close()
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/detokenize"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextvars import ContextVar
@@ -35,6 +36,7 @@ from serve_app.contracts.generation import (
     FinishReason,
     GenerateCall,
     Rejected,
+    Rejection,
     Started,
     TokenizeCall,
     Tokenized,
@@ -222,7 +224,13 @@ class FakeBackends:
         elif answer is not None:
             return answer
         if call.token_ids is not None:
-            return Tokenized(len(call.token_ids), text="".join(map(chr, call.token_ids)))
+            greatest = sys.maxunicode
+            for token in call.token_ids:
+                if not 0 <= token <= greatest:
+                    message = f"{token} is not a token of the model: ids are from 0 to {greatest}"
+                    return Rejected(Rejection.INVALID, message=message, param="tokens")
+            text = "".join(map(chr, call.token_ids))
+            return Tokenized(len(call.token_ids), text=text.encode(errors="replace").decode())  # as tokenizers do
         text = call.text if call.text is not None else "".join(message["content"] for message in call.messages)
         ids = tuple(map(ord, text))
         return (
