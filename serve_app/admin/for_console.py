@@ -50,8 +50,8 @@ async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | No
     for line in found["lines"]:
         if line.get("account") and isinstance(line.get("status"), int) and 400 <= line["status"] < 500:
             codes.setdefault(str(line["account"]), Counter())[str(line["code"])] += 1
-    rows = [{"account": one, "refused": all_.total(), "code": all_.most_common(1)[0][0]} for one, all_ in codes.items()]
-    rows.sort(key=lambda row: (-row["refused"], row["account"]))
+    most_first = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
+    rows = [{"account": one, "refused": of.total(), "code": of.most_common(1)[0][0]} for one, of in most_first]
     return {"accounts": rows, "is_complete": found["is_complete"] and len(found["lines"]) < RECENT_LINES}
 
 

@@ -142,7 +142,7 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
             place = 0
             return found[0]
         span = _SPAN.search(found[0])
-        name = names[place] if span is None and place < len(names) else ""
+        name = names[place] if span is None and 0 < place < len(names) else ""  # the first cell is the row's title
         more = " data-lead" if name and place == lead else ""
         place += 1 if span is None else int(span[1])
         return f'<{found[1]} data-label="{escape(name)}"{more}{found[2]}>' if name else found[0]

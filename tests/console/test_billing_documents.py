@@ -93,8 +93,11 @@ def test_a_long_statement_has_numbered_pages(house: House, account: str) -> None
     for number in range(80):
         house.ledger.credit(house.account_id, number + 1, memo=f"payment {number}")
     found = text_of(house.member().get(f"{account}/statements/{months(house)[0]}.pdf").content)
-    for page in (1, 2, 3):
-        assert f"Page {page} of 3" in found
+    pages = re.search(r"Page 1 of (\d+)", found)
+    assert pages is not None
+    assert int(pages[1]) > 2
+    for page in range(1, int(pages[1]) + 1):
+        assert f"Page {page} of {pages[1]}" in found
     assert "Payment: payment 79" in found
 
 

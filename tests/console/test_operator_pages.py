@@ -62,7 +62,7 @@ def test_limits_and_state_are_set_and_audited_under_the_operators_name(house: Ho
     assert submit(browser, path, f"{path}/credit", amount="1", kind="grant", memo="m").status_code == 403
     page = browser.get("/console/operator/audit", params={"account": house.account_id}).text
     assert "lowered" not in page
-    assert "changed the limit of Ada&#39;s from 2 to the default weight under load" in page
+    assert "changed the limit of Ada&#39;s from 2 to the default priority under load" in page
     assert "reactivated the account Ada&#39;s" in page
     assert submit(browser, path, "/console/operator/accounts/acct_none/active", active="no").status_code == 422
     page = submit(browser, path, f"{path}/limits", rpm="1.5", tpm="77").text
@@ -165,7 +165,12 @@ def test_a_role_that_is_taken_away_ends_the_sessions(house: House) -> None:
 
 async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> None:
     load = {"running": 3, "waiting": 1, "queue_age_s": 0.25, "kv_used": 0.125, "tokens_per_s": 1299.6}
-    backend = {"name": "smollm2", "status": "RUNNING", "replicas": 2, "load": load | {"effective_share": 0.5, "pressure": 0.0}}
+    backend = {
+        "name": "smollm2",
+        "status": "RUNNING",
+        "replicas": 2,
+        "load": load | {"effective_share": 0.5, "pressure": 0.0},
+    }
     assert house.live is not None
     house.live["backends"] = [backend, {"name": "other", "status": None, "replicas": None, "load": None}]
     house.live["models"] = [{"id": "svc-chat", "backends": [{"name": "smollm2", "share": 1.0}]}]
@@ -254,3 +259,15 @@ def test_operators_find_their_reference_in_the_navigation_in_the_consoles_look(h
     assert 'href="/console/operator/api" aria-current="page"' in page
     assert "<title>Operators' API reference" in page or "<title>Operators&#39; API reference" in page
     assert 'href="/docs">' in page
+
+
+def test_the_audit_log_folds_equal_records_and_shows_what_was_read_when_asked(house: House) -> None:
+    browser, path = operator(house, "read-only", "ann@example.org"), "/console/operator/audit"
+    for _ in range(3):
+        browser.get("/console/operator/people")
+    page = words(browser.get(path).text)
+    assert "read the people of all accounts" not in page
+    page = browser.get(path, params={"reads": "1"}).text
+    assert page.count("read the people of all accounts") == 1
+    assert "read the people of all accounts (3 times)" in words(page)
+    assert "read the people" in browser.get(path, params={"action": "read_people"}).text  # asked for by name

@@ -123,7 +123,7 @@
         datasets: data.series.map((one, index) => ({
           label: one.name, data: one.values, backgroundColor: colour(one, index), borderColor: colour(one, index),
           borderWidth: line ? 2 : 0, borderRadius: 2, borderDash: line ? DASHES[index % DASHES.length] : undefined,
-          pointRadius: line && data.labels.length <= 48 ? 2 : 0, pointHitRadius: 12, spanGaps: true, tension: 0.25, maxBarThickness: 40,
+          pointRadius: line && data.labels.length <= 24 ? 2 : 0, pointHitRadius: 12, spanGaps: true, tension: 0.25, maxBarThickness: 40,
         })),
       },
       options: {
