@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import html
 import importlib.util
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -22,7 +23,6 @@ MIN_COMPRESSED: Final = 8192
 #: Files of the console below `/docs`: by their name there, the path among the console's files.
 LOOK: Final = {
     "tabler.min.css": "vendor/tabler.min.css",
-    "icons.svg": "vendor/icons.svg",
     "console.css": "console.css",
     "page.css": "docs.css",
     "theme.js": "theme.js",
@@ -98,7 +98,7 @@ def _framed(
     links = [(f"{top}docs/guides/quick-start", "Guides", title != REFERENCE)] if guides else []
     links += [(f"{top}docs", REFERENCE, title == REFERENCE)]
     picture = f'<img class="brand-logo" src="{docs}/logo" alt="" width="28" height="28">'
-    mark = f'<span class="brand-logo brand-mark">{_icon(docs, "bolt")}</span>'
+    mark = f'<span class="brand-logo brand-mark">{_icon("bolt")}</span>'
     inside = "".join(f'<li><a href="#{anchor}">{html.escape(one)}</a></li>' for anchor, one in sections)
     return _PAGE.format(
         title=title,
@@ -107,7 +107,7 @@ def _framed(
         styles=styles,
         logo=mark if brand.logo is None else picture,
         links="".join(_link(*link) + "\n" for link in links),
-        sun=_icon(docs, "sun"),
+        sun=_icon("sun"),
         console="" if console is None else f'<a class="btn ms-2" href="{html.escape(console)}/">Console</a>\n',
         side=_side(guides, title) if kind == "guide" else "",
         kind=kind,
@@ -127,8 +127,13 @@ def _side(guides: Sequence[tuple[str, str]], title: str) -> str:
     return f'<nav class="guides" aria-label="Guides"><h2>Guides</h2>{links}</nav>\n'
 
 
-def _icon(docs: str, name: str) -> str:
-    return f'<svg class="icon" aria-hidden="true"><use href="{docs}/icons.svg#{name}"></use></svg>'
+@cache
+def _icon(name: str) -> str:
+    """Returns an icon as part of the page, which needs only a few."""
+    sprite = (files("serve_app.console") / "static" / "vendor" / "icons.svg").read_text()
+    found = re.search(rf'<symbol id="{name}"(.*?)</symbol>', sprite)
+    assert found is not None
+    return f'<svg class="icon" aria-hidden="true"{found[1]}</svg>'
 
 
 @cache

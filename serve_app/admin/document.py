@@ -93,13 +93,13 @@ _TAGS: Final = {
     "Account": "Your balance and usage.",
     "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
     "Service": "Health of the service. No key is needed.",
-    "Operator: Accounts": "Accounts, funds and limits. Needs the operator key.",
-    "Operator: Keys": "API keys. Needs the operator key.",
-    "Operator: People": "Users of the console. Needs the operator key.",
-    "Operator: Usage": "Usage of all accounts. Needs the operator key.",
-    "Operator: Requests": "Details of a request. Needs the operator key.",
-    "Operator: Models": "Model identifiers, traffic, prices and backends. Needs the operator key.",
-    "Operator: Service": "Ledger checks, audit log and live view. Needs the operator key.",
+    "Operator: Accounts": "Accounts, funds and limits.",
+    "Operator: Keys": "API keys.",
+    "Operator: People": "Users of the console.",
+    "Operator: Usage": "Usage of all accounts.",
+    "Operator: Requests": "Details of a request.",
+    "Operator: Models": "Model identifiers, traffic, prices and backends.",
+    "Operator: Service": "Ledger checks, audit log and live view.",
 }
 OPERATORS_PATH: Final = "/admin/"
 _PATH_PARAMETERS: Final = {
@@ -194,7 +194,16 @@ def operator_document(document: Schema) -> Schema:
     """Returns the part of a document that is for operators."""
     part = _part(document, lambda path: path.startswith(OPERATORS_PATH))
     about = {"title": "Operators' API reference", "description": "Every path needs the operator key."}
-    return {**part, "info": document["info"] | about}
+    tags = [tag | {"name": _short(tag["name"])} for tag in part["tags"]]
+    paths = {
+        path: {method: one | {"tags": [_short(tag) for tag in one["tags"]]} for method, one in item.items()}
+        for path, item in part["paths"].items()
+    }
+    return {**part, "info": document["info"] | about, "tags": tags, "paths": paths}
+
+
+def _short(tag: str) -> str:
+    return tag.removeprefix("Operator: ")
 
 
 def _part(document: Schema, has: Callable[[str], bool]) -> Schema:

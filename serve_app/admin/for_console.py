@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from statistics import quantiles
@@ -16,7 +17,7 @@ from serve_app.admin.values import Body, Reply
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts.books import Audit
-from serve_app.storage.request_log import Line
+from serve_app.storage.request_log import RECENT_LINES, Line
 
 MAX_REFUSALS: Final = 200
 COMPARED_S: Final = 900.0
@@ -40,6 +41,18 @@ async def _refusals(admin: AdminServices, given: Mapping[str, Any], _: Audit | N
     """Returns the latest requests of an account that were answered with an error, oldest first."""
     wanted = (f'"account":"{given["account_id"]}"'.encode(), b'"code":"')
     return await _recent(admin, wanted, given["since"], given["until"], MAX_REFUSALS)
+
+
+async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
+    """Returns how many requests of each account were refused, with the code that is most frequent, most first."""
+    found = await _recent(admin, (b'"code":"',), given["since"], given["until"], None)
+    codes: dict[str, Counter[str]] = {}
+    for line in found["lines"]:
+        if line.get("account") and isinstance(line.get("status"), int) and 400 <= line["status"] < 500:
+            codes.setdefault(str(line["account"]), Counter())[str(line["code"])] += 1
+    most_first = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
+    rows = [{"account": one, "refused": of.total(), "code": of.most_common(1)[0][0]} for one, of in most_first]
+    return {"accounts": rows, "is_complete": found["is_complete"] and len(found["lines"]) < RECENT_LINES}
 
 
 async def _comparison(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
@@ -115,6 +128,7 @@ OPERATIONS: Final[Mapping[str, Run]] = {
     "models": _models,
     "model": _model,
     "refusals": _refusals,
+    "refused": _refused,
     "comparison": _comparison,
     "canary": _changing(traffic.set_canary, traffic.Canary),
     "promote": _changing(traffic.promote_backend, traffic.Promotion),

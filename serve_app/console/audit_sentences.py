@@ -17,9 +17,9 @@ UNITS: Final[Mapping[str, str]] = {
     "rpm": "requests per minute",
     "tpm": "tokens per minute",
     "concurrency": "concurrent requests",
-    "weight": "weight under load",
+    "weight": "priority under load",
 }
-CREDITS: Final = {"top_up": "paid credit", "grant": "a grant"}
+CREDITS: Final = {"top_up": "a payment", "grant": "a credit"}
 
 Detail = Mapping[str, Any]
 
@@ -163,7 +163,7 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     ),
     "decide_credit": _Teller.decision,
     "correct": _Teller.corrected,
-    "take_back": lambda one: f"took back {one.money()} of a grant to {one.account}{one.because('memo')}",
+    "take_back": lambda one: f"took back {one.money()} of a credit to {one.account}{one.because('memo')}",
     "return_not_covered": lambda one: (
         f"booked a returned payment of {one.money()} of {one.account}, of which {one.money('lost')} was not covered"
     ),

@@ -22,6 +22,7 @@ _UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
+MAX_LEAD: Final = 22  # letters of the name of a column that leads on a narrow screen
 
 
 def balance(nano: int) -> str:
@@ -131,9 +132,9 @@ def anchor(*parts: str) -> str:
 
 
 def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
-    """Adds to each cell of a table's rows the name of its column, which the cell shows on a narrow screen."""
+    """Adds to each cell of a table's rows what a narrow screen needs: its column's name, and which one leads."""
     names = [column if isinstance(column, str) else column[0] for column in columns]
-    place = 0
+    lead, place = _lead(columns), 0
 
     def label(found: re.Match[str]) -> str:
         nonlocal place
@@ -141,11 +142,23 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
             place = 0
             return found[0]
         span = _SPAN.search(found[0])
-        name = names[place] if span is None and place < len(names) else ""
+        name = names[place] if span is None and 0 < place < len(names) else ""  # the first cell is the row's title
+        more = " data-lead" if name and place == lead else ""
         place += 1 if span is None else int(span[1])
-        return f'<{found[1]} data-label="{escape(name)}"{found[2]}>' if name else found[0]
+        return f'<{found[1]} data-label="{escape(name)}"{more}{found[2]}>' if name else found[0]
 
     return Markup(_CELL.sub(label, rows))
+
+
+def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
+    """Returns the place of the column that stands beside the first: amounts, else the status, else numbers; or -1."""
+    rest = [(one, "") if isinstance(one, str) else one for one in columns]
+    amounts = [name.endswith(")") and side == "end" for name, side in rest]
+    for chosen in (amounts, [name == "Status" for name, _ in rest], [side == "end" for _, side in rest]):
+        for place, (name, _) in enumerate(rest):
+            if place and chosen[place] and len(name) <= MAX_LEAD:
+                return place
+    return -1
 
 
 def _steps(nano: int, step: int) -> int:

@@ -11,6 +11,7 @@ from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
 
 CHARTED: Final = 180  # points of a chart; each is the maximum of its minutes
+ENOUGH: Final = 5  # points of a line that says something
 DRAWN: Final = 6  # lines of a chart: more can't be told apart
 
 
@@ -26,16 +27,19 @@ async def show(visit: Visit) -> Response:
         serving=serving(live),
         pressure_chart=_chart(pressure.series("pressure")),
         speed_chart=_chart(pressure.series("tokens_per_s")),
+        enough=ENOUGH,
         first_seen=pressure.seen[0][0] if pressure.seen else None,
         hidden=max(0, len({name for _, loads in pressure.seen for name in loads}) - DRAWN),
-        speeds=[sum(values.values()) for _, values in pressure.seen_of("tokens_per_s")][-60:],
+        speeds=_enough([sum(values.values()) for _, values in pressure.seen_of("tokens_per_s")]),
+        rates=_enough(pressure.rates()),
+        recent=await pressure.recent(),
         speed=sum(one["load"]["tokens_per_s"] for one in (live or {}).get("backends", ()) if one["load"]),
     )
 
 
 def _chart(points: list[tuple[str, dict[str, float]]]) -> dict[str, Any] | None:
-    """Returns a line for each of the backends with the highest values; None without data."""
-    if len(points) < 2:
+    """Returns a line for each of the backends with the highest values; None before there are ENOUGH points."""
+    if len(points) < ENOUGH:
         return None
     step = -(-len(points) // CHARTED)
     groups = [points[start : start + step] for start in range(0, len(points), step)]
@@ -48,6 +52,12 @@ def _chart(points: list[tuple[str, dict[str, float]]]) -> dict[str, Any] | None:
         {"name": name, "values": [_most(values.get(name) for _, values in group) for group in groups]} for name in names
     ]
     return {"labels": [group[0][0] for group in groups], "series": series, "type": "line"}
+
+
+def _enough(values: list[float]) -> list[float] | None:
+    """Returns the values of the last hour; None if they make no line."""
+    latest = values[-60:]
+    return latest if len(latest) >= ENOUGH and any(latest) else None
 
 
 def _most(values: Any) -> float | None:

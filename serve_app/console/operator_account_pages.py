@@ -27,15 +27,15 @@ PAGE: Final = 50
 SPENDING_DAYS: Final = 30
 STATES: Final = {"": "Any status", "active": "Active", "suspended": "Suspended"}
 SPENDING: Final = {"": "Any", "yes": "Spent in the last 30 days", "no": "Spent nothing in the last 30 days"}
-CREDITS: Final = {"top_up": "Paid", "grant": "Grant"}
-ENTRIES: Final = {"top_up": "Payment", "grant": "Grant", "correction": "Correction", "expiry": "Expired grant"}
+CREDITS: Final = {"top_up": "Payment", "grant": "Credit"}
+ENTRIES: Final = {"top_up": "Payment", "grant": "Credit", "correction": "Correction", "expiry": "Expired credit"}
 LABELS: Final = {
     "rpm": "Requests per minute",
     "tpm": "Tokens per minute",
     "concurrency": "Concurrent requests",
-    "weight": "Weight under load",
+    "weight": "Priority under load",
 }
-SHOWN_REFUSALS: Final = 8
+SHOWN_REFUSALS: Final = 5
 AROUND_S: Final = 600.0  # before and after the time that an operator asks about
 #: What a code means, for requests that were logged without a reason.
 CODES: Final = {

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
+from serve_app.console.operator_account_pages import CODES
 from serve_app.console.serving import serving
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
@@ -104,7 +105,10 @@ async def overview(visit: Visit) -> Response:
     is_today = days.preset == TODAY  # a part of a day compares with no whole day
     begins_today = period_at("day", now).begins
     failed_today = sum(one.outcome is Outcome.FAILED and one.finished_at >= begins_today for one in uncharged)
+    refused = await _refused(visit, begins_today, now)
     failures = Counter((one.account_id, one.model) for one in failed).most_common(FAILURES)
+    ids = [account_id for (account_id, _), _ in failures]
+    ids += [] if refused is None else [one["account"] for one in refused["accounts"][:FAILURES]]
     return visit.page(
         "operator_overview.html",
         days=days,
@@ -120,7 +124,13 @@ async def overview(visit: Visit) -> Response:
         series={name: _series(days, used.days, name) for name in ("charged", "tokens", "requests")},
         failed=failed,
         failures=failures,
-        names=await run(operators.NameSubjects(tuple({account_id for (account_id, _), _ in failures}))),
+        names=await run(operators.NameSubjects(tuple(dict.fromkeys(ids)))),
+        refused=None if refused is None else refused["accounts"][:FAILURES],
+        refused_by={} if refused is None else {one["account"]: one["refused"] for one in refused["accounts"]},
+        refused_today=0 if refused is None else sum(one["refused"] for one in refused["accounts"]),
+        refused_is_all=refused is None or refused["is_complete"],
+        codes=CODES,
+        recent=await visit.console.pressure.recent(),
         failed_today=failed_today,
         today_is_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins_today,
         failures_are_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins,
@@ -132,6 +142,14 @@ async def overview(visit: Visit) -> Response:
         live=live,
         currency=used.currency,
     )
+
+
+async def _refused(visit: Visit, begins: float, ends: float) -> dict[str, Any] | None:
+    """Returns the accounts whose requests were refused; None while no gateway answers."""
+    try:
+        return await visit.console.administer_or_refuse("refused", {"since": begins, "until": ends})
+    except (Refused, Unavailable):
+        return None
 
 
 async def revenue(visit: Visit) -> Response:

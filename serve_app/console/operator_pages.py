@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlencode
 
 from fastapi.responses import Response
 
-from serve_app.console.audit_sentences import ACTIONS, ids_in, label, sentence
+from serve_app.console.audit_sentences import ACTIONS, Sentence, ids_in, label, sentence
 from serve_app.console.operator_account_pages import CREDITS
 from serve_app.console.operator_overview_pages import currency_of
 from serve_app.console.web import Refused, Visit
@@ -20,6 +21,7 @@ from serve_app.contracts.units import HOUR_S
 
 PAGE: Final = 100
 DECIDED: Final = 20
+READ: Final = "read_"  # begins the actions that change nothing
 #: How long a notice is shown, by the form's value.
 SPANS: Final = {"4": "4 hours", "24": "1 day", "168": "7 days", "": "Until it is ended"}
 LEVEL_NAMES: Final = {"info": "Information", "warning": "Warning", "danger": "Outage"}
@@ -67,19 +69,32 @@ async def audit(visit: Visit) -> Response:
     )
     found = await run(wanted)
     raw = "1" if query.get("raw") == "1" else ""  # whether to show the records as they are stored
+    reads = "1" if query.get("reads") == "1" or action.startswith(READ) else ""  # whether to show what was only read
     typed = {"account": account, "actor": actor, "action": action}
-    chosen = {name: text for name, text in (typed | {"raw": raw}).items() if text}
+    chosen = {name: text for name, text in (typed | {"raw": raw, "reads": reads}).items() if text}
     names, currency = await run(operators.NameSubjects(ids_in(found))), await currency_of(visit)
     return visit.page(
         "operator_audit.html",
-        log=[(one, sentence(one, names, currency)) for one in found],
+        log=_folded((one, sentence(one, names, currency)) for one in found if reads or not one.action.startswith(READ)),
         names=names,
         chosen=typed,
         raw=raw,
+        reads=reads,
         is_filtered=any(typed.values()),
         actions=[("", "Everything"), *((name, label(name)) for name in ACTIONS)],
         next=await _older(visit, found, wanted, chosen),
     )
+
+
+def _folded(told: Iterable[tuple[AuditRecord, Sentence]]) -> list[tuple[AuditRecord, Sentence, int]]:
+    """Returns each record with the number of equal ones that follow it; they are left out."""
+    rows: list[tuple[AuditRecord, Sentence, int]] = []
+    for one, text in told:
+        if rows and (rows[-1][1], rows[-1][0].address, rows[-1][0].detail) == (text, one.address, one.detail):
+            rows[-1] = (rows[-1][0], text, rows[-1][2] + 1)
+        else:
+            rows.append((one, text, 1))
+    return rows
 
 
 async def _older(

@@ -1,4 +1,4 @@
-"""Backend load of the last day, as this process has seen it. It stands in for the boards without Prometheus."""
+"""Load and requests of the last day, as this process has seen them. It stands in for the boards without Prometheus."""
 
 from __future__ import annotations
 
@@ -6,23 +6,44 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from serve_app.contracts.books import Outcome
 from serve_app.contracts.calls import repeat
+from serve_app.contracts.operators import ListUncharged, SumService
+from serve_app.contracts.periods import period_at
+from serve_app.contracts.ports import BooksPort
 
 logger = logging.getLogger("ray.serve")
 
 EVERY_S: Final = 60.0
+RECENT: Final = 15  # samples
 KEPT: Final = 24 * 60
 Measure = Literal["pressure", "tokens_per_s"]
 
 
-class Pressure:
-    """Samples the load once a minute. `seen` holds the time and the load by backend, oldest first."""
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Requests that ended in the last minutes."""
 
-    def __init__(self, live: Callable[[], Awaitable[dict[str, Any]]], now: Callable[[], float]) -> None:
-        self._live, self._now = live, now
+    requests: int
+    failed: int
+    minutes: float
+
+
+class Pressure:
+    """Samples once a minute. `seen` holds the time and the load by backend, oldest first.
+
+    `served` holds the time and the number of requests since the beginning of its day.
+    """
+
+    def __init__(
+        self, books: BooksPort, live: Callable[[], Awaitable[dict[str, Any]]], now: Callable[[], float]
+    ) -> None:
+        self._books, self._live, self._now = books, live, now
         self.seen: deque[tuple[float, dict[str, Mapping[str, Any]]]] = deque(maxlen=KEPT)
+        self.served: deque[tuple[float, int]] = deque(maxlen=KEPT)
 
     async def look(self) -> None:
         found = await self._live()
@@ -33,6 +54,32 @@ class Pressure:
             if load is not None
         }
         self.seen.append((self._now(), kept))
+        self.served.append((self._now(), await self._requests()))
+
+    async def recent(self) -> Recent | None:
+        """Returns the requests of about the last RECENT minutes; None before the first sample of the day."""
+        now = self._now()
+        today = period_at("day", now).begins
+        before = [one for one in [*self.served][-RECENT:] if today <= one[0] < now]
+        if not before:
+            return None
+        at, number = before[0]
+        uncharged = await self._books.run(ListUncharged())
+        failed = sum(one.outcome is Outcome.FAILED and one.finished_at > at for one in uncharged)
+        return Recent(max(0, await self._requests() - number), failed, (now - at) / 60)
+
+    def rates(self) -> list[float]:
+        """Returns the requests per minute between the samples of each day, oldest first."""
+        pairs = zip([*self.served], [*self.served][1:], strict=False)
+        return [
+            (last - first) * 60 / (ended - began)
+            for (began, first), (ended, last) in pairs
+            if ended > began and last >= first
+        ]
+
+    async def _requests(self) -> int:
+        day = period_at("day", self._now()).name
+        return sum(row.requests for row in (await self._books.run(SumService(day, day, 1))).days)
 
     async def run(self) -> None:
         """Runs until it is cancelled. A starting or busy service leaves a gap."""

@@ -32,7 +32,7 @@ from serve_app.contracts.commands import GetAccount
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
-from serve_app.contracts.money import NANO_PER_UNIT, format_amount, format_price
+from serve_app.contracts.money import NANO_PER_UNIT, format_amount, format_price, places_of
 from serve_app.contracts.people import (
     FindSession,
     Person,
@@ -68,6 +68,7 @@ TEMPLATES: Final = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
 TEMPLATES.filters["money"] = format_amount
+TEMPLATES.filters["exact_places"] = places_of
 TEMPLATES.filters["price"] = format_price
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
 TEMPLATES.filters |= formats.FILTERS
@@ -153,7 +154,7 @@ class Console:
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
         self.rates = Rates(self.now, MAX_KEPT)
-        self.pressure = Pressure(self.live, self.now)
+        self.pressure = Pressure(self.books, self.live, self.now)
         self.notices = Notices(self.books, self.now)
 
     async def administer_or_refuse(

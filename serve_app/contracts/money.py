@@ -6,7 +6,7 @@ Floats are rejected: 0.1 is not a tenth. A nano-unit is 1e-9 of the account's cu
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -43,6 +43,11 @@ def parse_amount(text: str, *, negative: bool = False) -> int:
 def format_amount(nano: int) -> str:
     """Returns the exact decimal of nano-units with at least two decimal places, e.g. "12.50" or "0.000000001"."""
     return _decimal(nano, 9)
+
+
+def places_of(amounts: Iterable[int]) -> int:
+    """Returns the decimal places, at least two, at which all of the amounts are exact."""
+    return max((len(format_amount(nano).partition(".")[2]) for nano in amounts), default=2)
 
 
 @lru_cache(maxsize=1024)  # a few prices, needed by every request

@@ -15,12 +15,14 @@ from fpdf.fonts import FontFace
 
 from serve_app.contracts.billing import BillingDetails, Seller
 from serve_app.contracts.books import Movement, Statement
-from serve_app.contracts.money import format_amount
+from serve_app.contracts.money import format_amount, places_of
 
 KINDS: Final = {"top_up": "Payment", "grant": "Credit given", "correction": "Correction", "expiry": "Expired credit"}
 _WIDTH: Final = 170.0  # mm between the margins of A4
 _MARGIN: Final = 20.0
 _GREY: Final = 110
+_RULE: Final = 220
+_SHADE: Final = 245
 
 
 class DocumentFontMissing(ValueError):
@@ -43,10 +45,10 @@ class Customer:
         return [*named, *([found.email] if found.email else [])]
 
 
-def amount(nano: int) -> str:
-    """Returns the exact amount with thousands separators."""
+def amount(nano: int, places: int = 2) -> str:
+    """Returns the exact amount with thousands separators and at least `places` decimal places."""
     whole, point, fraction = format_amount(abs(nano)).partition(".")
-    return f"{'-' if nano < 0 else ''}{int(whole):,}{point}{fraction}"
+    return f"{'-' if nano < 0 else ''}{int(whole):,}{point}{fraction.ljust(places, '0')}"
 
 
 def invoice_number(payment: Movement) -> str:
@@ -71,19 +73,21 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
         ],
     )
     head = f"Amount ({customer.currency})"
+    parts = [*(one.amount for one in statement.movements), *(row.charged for row in statement.usage)]
+    places = places_of([statement.opening, *parts])  # at which the columns add up
     sums = [("Opening balance", statement.opening)]
     for kind, name in KINDS.items():
         if found := [one.amount for one in statement.movements if one.kind == kind]:
             sums.append((f"{name}s" if kind != "grant" else "Credits given", sum(found)))
     sums.append(("Usage", -sum(row.charged for row in statement.usage)))
     sums.append(("Closing balance" if is_over else "Balance", statement.closing))
-    page.rows("Summary", ("", head), (120, 50), [(name, amount(nano)) for name, nano in sums], bold=sums[-1][0])
-    moves = [(_minute(one.created_at)[:-4], _what(one), amount(one.amount)) for one in statement.movements]
+    page.rows("Summary", ("", head), (120, 50), [(name, amount(nano, places)) for name, nano in sums], bold=sums[-1][0])
+    moves = [(_minute(one.created_at)[:-4], _what(one), amount(one.amount, places)) for one in statement.movements]
     if moves:
-        page.rows("Payments and credits", ("Time (UTC)", "What", head), (35, 95, 40), moves)
+        page.rows("Payments and credits", ("Time (UTC)", "What", head), (38, 92, 40), moves)
     usage = [
         (row.model or "", f"{row.requests:,}", f"{row.prompt_tokens:,}", f"{row.cached_tokens:,}",
-         f"{row.completion_tokens:,}", amount(row.charged))
+         f"{row.completion_tokens:,}", amount(row.charged, places))
         for row in statement.usage
     ]  # fmt: skip
     if usage:
@@ -169,6 +173,9 @@ class _Document(FPDF):
         lines += [f"Tax ID: {self._seller.tax_id}"] if self._seller.tax_id else []
         for line in [*lines, *([self._seller.email] if self._seller.email else [])]:
             self._line(line, 4.5)
+        self.ln(4)
+        self.set_draw_color(_RULE)
+        self.line(_MARGIN, self.get_y(), _MARGIN + _WIDTH, self.get_y())
         self.ln(8)
         self._font(18, bold=True)
         self._line(title, 10)
@@ -206,18 +213,20 @@ class _Document(FPDF):
             self._font(12, bold=True)
             self._line(title, 8)
         self._font(9)
+        self.set_line_width(0.2)
         numeric = [all(_is_number(row[index]) for row in rows) for index in range(len(head))]
-        self.set_draw_color(200)
+        self.set_draw_color(_RULE)
         with self.table(
             width=_WIDTH,
             col_widths=tuple(widths),
             text_align=tuple("RIGHT" if one else "LEFT" for one in numeric),
             borders_layout="HORIZONTAL_LINES",
             line_height=5,
-            padding=(0.8, 1),
+            padding=(1.2, 1.5),
+            headings_style=FontFace(emphasis="", color=_GREY, fill_color=_SHADE),
         ) as drawn:
             for row in [head, *rows]:
-                style = FontFace(emphasis="BOLD") if row[0] == bold else None
+                style = FontFace(emphasis="BOLD", fill_color=_SHADE) if row[0] == bold else None
                 drawn.row([self._known(cell) for cell in row], style=style)
         self.ln(7)
 
@@ -252,4 +261,5 @@ def _day(at: float) -> str:
 
 
 def _minute(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    moment = time.gmtime(at)
+    return f"{moment.tm_mday} {time.strftime('%b %Y, %H:%M UTC', moment)}"

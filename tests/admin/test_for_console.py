@@ -87,6 +87,27 @@ async def test_refusals_of_an_account_at_a_time_come_with_their_reasons(world: W
     assert (compared["backends"], compared["is_complete"]) == ([], True)  # none of them was settled
 
 
+async def test_refusals_of_all_accounts_are_counted(world: World, tmp_path: Path) -> None:
+    def line(account: str | None, status: int = 429, code: str = "requests", seconds: float = -60) -> dict[str, Any]:
+        at = utc_text(world.admin.now() + seconds, "milliseconds")
+        return {"time": at, "event": "request", "account": account, "status": status, "code": code}
+
+    served_well = line("acct_2") | {"status": 200, "code": None}
+    lines = [line("acct_1"), line("acct_2", 402, "budget_exceeded"), line("acct_2"), line("acct_2"), served_well]
+    lines += [line("acct_1", 503, "server_error"), line(None, 401, "wrong_keys"), line("acct_1", seconds=-500)]
+    log = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in sorted(lines, key=lambda one: one["time"]))
+    (tmp_path / "gateway.jsonl").write_text(log)
+    world.admin.recent_lines = partial(recent_lines, tmp_path)
+    now = world.admin.now()
+    assert await run(world, "refused", {"since": now - 120, "until": now}) == {
+        "accounts": [
+            {"account": "acct_2", "refused": 3, "code": "requests"},
+            {"account": "acct_1", "refused": 1, "code": "requests"},
+        ],
+        "is_complete": True,
+    }
+
+
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
 async def test_what_does_not_exist_is_refused_and_no_error(world: World, operation: str) -> None:
     given = {"id": "none-such", "account_id": "none", "since": 0.0, "until": 1.0, "body": {}}

@@ -41,11 +41,11 @@ def change(was: Any, now: Any) -> dict[str, Any]:
             "changed the limits of Acme: requests per minute from 1 to 2, concurrent requests from 3 to the default",
         ),
         ("set_active", {"active": change(True, False)}, "suspended the account Acme"),
-        ("credit", {"kind": "grant", "amount": 10**9, "memo": "sorry"}, "booked a grant of 1.00 USD to Acme (sorry)"),
+        ("credit", {"kind": "grant", "amount": 10**9, "memo": "sorry"}, "booked a credit of 1.00 USD to Acme (sorry)"),
         (
             "decide_credit",
             {"approved": False, "kind": "top_up", "amount": 10**9, "asked_by": "fred@example.com"},
-            "rejected paid credit of 1.00 USD for Acme, requested by fred@example.com",
+            "rejected a payment of 1.00 USD for Acme, requested by fred@example.com",
         ),
         (
             "update_key",

@@ -8,6 +8,7 @@ import json
 import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markupsafe import Markup
@@ -119,11 +120,26 @@ def test_a_cell_has_the_name_of_its_column_for_narrow_screens() -> None:
     rows = Markup('<tr class="x"><td>a</td><td class="text-end">1 &lt;td&gt;</td><td>menu</td></tr>')
     rows += Markup('<tr><th colspan="2">all</th><td>b</td></tr>')
     made = formats.labelled(rows, ["Name", ('Cost "USD"', "end"), ""])
-    assert made.partition("<tr><th")[0] == (
-        '<tr class="x"><td data-label="Name">a</td>'
+    assert made.partition("<tr><th")[0].replace(" data-lead", "") == (
+        '<tr class="x"><td>a</td>'
         '<td data-label="Cost &#34;USD&#34;" class="text-end">1 &lt;td&gt;</td><td>menu</td></tr>'
     )
     assert made.endswith('<tr><th colspan="2">all</th><td>b</td></tr>')
+
+
+@pytest.mark.parametrize(
+    ("columns", "lead"),
+    [
+        (["Ended", "Model", "Status", ("Duration", "end"), ("Cost (USD)", "end")], "Cost (USD)"),
+        (["Name", "Key", "Status", ("Attempts", "end")], "Status"),
+        (["Backend", ("Replicas", "end"), ("Running", "end")], "Replicas"),
+        (["Model", ("Input (USD per million tokens)", "end"), ("Context", "end")], "Context"),  # the name is too long
+        (["When", "What happened", ""], ""),
+    ],
+)
+def test_an_amount_the_status_or_a_number_leads_a_row_on_narrow_screens(columns: list[Any], lead: str) -> None:
+    made = formats.labelled(Markup("<tr>" + "<td>a</td>" * len(columns) + "</tr>"), columns)
+    assert re.findall(r'data-label="([^"]*)" data-lead', made) == ([lead] if lead else [])
 
 
 def test_a_refused_form_keeps_its_values_and_shows_the_error_at_its_field(house: House) -> None:

@@ -27,7 +27,10 @@ def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> No
     browser, path = operator(house, "read-only", "ray@example.org"), f"/console/operator/accounts/{house.account_id}"
     page = browser.get(path).text
     assert "Requests per minute: the limit is 3 and 3 are in use." in page
+    assert f'href="{path}/refusals"' in page
+    page = browser.get(f"{path}/refusals").text
     assert 'name="at" type="datetime-local" value="2026-06-01T12:00"' in page
+    assert "Why, in the last 24 hours" in page
     page = browser.get(f"{path}/refusals", params={"at": "2026-06-01T11:55"}).text
     assert house.asked[-1][:2] == (
         "refusals",
@@ -36,7 +39,9 @@ def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> No
     assert '<strong class="num">2 ×</strong> More requests per minute than the limit.' in page
     assert "The account&#39;s balance did not cover the request." in page  # a line without its reason
     assert page.index("<code>r60</code>") < page.index("<code>r300</code>")
-    assert [one.action for one in house.ledger.audit_log(house.account_id)[:2]] == ["read_refusals", "read_account"]
+    assert "Why, from 1 Jun 2026, 11:45 UTC to 1 Jun 2026, 12:05 UTC" in page
+    actions = [one.action for one in house.ledger.audit_log(house.account_id)[:3]]
+    assert actions == ["read_refusals", "read_refusals", "read_account"]
     answer = browser.get(f"{path}/refusals", params={"at": "14:05"})
     assert answer.status_code == 422
     assert "Give the time as YYYY-MM-DDTHH:MM, in UTC." in answer.text
@@ -58,7 +63,7 @@ def test_the_page_shows_keys_people_entries_and_the_limits_of_now(house: House) 
     house.status = AccountStatus(house.account_id, 10**9, 2, Contract(rpm=77), (("smollm2", 1234),))
     browser, path = operator(house, "read-only", "ray@example.org"), f"/console/operator/accounts/{house.account_id}"
     page = browser.get(path).text
-    assert cells(page, "eve@example.org")[1] == "billing"
+    assert cells(page, "Adaeve@example.org") == ["Billing", "Active"]  # the name is above the address
     assert cells(page, "&lt;i&gt;laptop")[0] == "sk-abc…z"
     assert "Default: 77" in page
     assert "smollm2: 1,234 tokens per minute" in page

@@ -13,7 +13,7 @@ from serve_app.contracts.books import Outcome
 from serve_app.contracts.units import DAY_S
 from tests.accounting.books import COST, NOON, settlement
 
-from .conftest import House, cells, chart, operator
+from .conftest import House, cells, chart, operator, words
 
 LIVE: dict[str, Any] = {
     "limiters": [{"shard": 0, "admits": True}],
@@ -95,6 +95,22 @@ def test_the_overview_names_who_spends_most_today_and_the_error_rate(house: Hous
     assert browser.get("/console/operator", params={"days": "90"}).text.count("25.00%") == 1  # of 8
     house.live = None
     assert "users are not served" in browser.get("/console/operator").text
+
+
+def test_the_overview_counts_refused_requests_and_leads_to_their_reasons(house: House) -> None:
+    ids = spent(house)
+    browser = operator(house, "read-only", "ann@example.org")
+    assert "no gateway answers" in browser.get("/console/operator").text
+    rows = [{"account": ids["Small"], "refused": 1234, "code": "requests"}]
+    house.answers["refused"] = {"accounts": rows, "is_complete": False}
+    page = browser.get("/console/operator").text
+    assert "Refused today ≥ 1,234" in words(page)
+    assert cells(page, "Small")[-1] == "1,234"
+    assert cells(page, "Large")[-1] == "0"
+    refused = page[page.index('id="refused"') :]
+    assert "More requests per minute than the limit." in refused
+    assert f'href="/console/operator/accounts/{ids["Small"]}/refusals"' in refused
+    assert house.asked[-1][1] == {"since": NOON - DAY_S / 2, "until": NOON}  # since the beginning of the day
 
 
 @pytest.mark.parametrize("query", [{"from": "x"}, {"from": "2026-06-02", "to": "2026-06-01"}, {"from": "2020-01-01"}])

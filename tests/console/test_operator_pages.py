@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from serve_app.console.live_pages import DRAWN
-from serve_app.contracts.books import SettlementRejected
+from serve_app.console.pressure import Recent
+from serve_app.contracts.books import Outcome, SettlementRejected
 from serve_app.contracts.operators import SetOperatorRole
+from serve_app.contracts.units import DAY_S
 from tests.accounting.books import NOON, settlement
 
-from .conftest import PASSWORD, House, cells, chart, operator, submit
+from .conftest import PASSWORD, House, cells, chart, operator, submit, words
 
 
 def balance(house: House) -> int:
@@ -60,7 +62,7 @@ def test_limits_and_state_are_set_and_audited_under_the_operators_name(house: Ho
     assert submit(browser, path, f"{path}/credit", amount="1", kind="grant", memo="m").status_code == 403
     page = browser.get("/console/operator/audit", params={"account": house.account_id}).text
     assert "lowered" not in page
-    assert "changed the limit of Ada&#39;s from 2 to the default weight under load" in page
+    assert "changed the limit of Ada&#39;s from 2 to the default priority under load" in page
     assert "reactivated the account Ada&#39;s" in page
     assert submit(browser, path, "/console/operator/accounts/acct_none/active", active="no").status_code == 422
     page = submit(browser, path, f"{path}/limits", rpm="1.5", tpm="77").text
@@ -163,7 +165,12 @@ def test_a_role_that_is_taken_away_ends_the_sessions(house: House) -> None:
 
 async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> None:
     load = {"running": 3, "waiting": 1, "queue_age_s": 0.25, "kv_used": 0.125, "tokens_per_s": 1299.6}
-    backend = {"name": "smollm2", "status": "RUNNING", "replicas": 2, "load": load | {"effective_share": 0.5}}
+    backend = {
+        "name": "smollm2",
+        "status": "RUNNING",
+        "replicas": 2,
+        "load": load | {"effective_share": 0.5, "pressure": 0.0},
+    }
     assert house.live is not None
     house.live["backends"] = [backend, {"name": "other", "status": None, "replicas": None, "load": None}]
     house.live["models"] = [{"id": "svc-chat", "backends": [{"name": "smollm2", "share": 1.0}]}]
@@ -171,11 +178,13 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
         {"id": "acct_1", "name": "<b>Ada", "open_requests": 2, "held": "0.50", "tokens_used": 7, "tokens_limit": 9}
     ]
     pressure = house.console.pressure
-    for seconds, level in ((0, 0.5), (60, 1.5)):
-        house.clock.now = NOON + seconds
+    browser = operator(house, "read-only", "ann@example.org")
+    levels = [0.5, 0.5, 0.25, 0.75, 1.5]
+    for minute, level in enumerate(levels):
+        assert "data-chart" not in browser.get("/console/operator/live").text  # a few points say nothing
+        house.clock.now = NOON + 60 * minute
         backend["load"] = load | {"effective_share": 0.5, "pressure": level}
         await pressure.look()
-    browser = operator(house, "read-only", "ann@example.org")
     page = browser.get("/console/operator/live").text
     assert cells(page, "smollm2") == ["Running", "2", "3", "1", "0.25 s", "12.5%", "1,300", "1.5", "50%"]
     assert "No replica reports" in page
@@ -183,7 +192,9 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
     assert 'hx-get="/console/operator/live" hx-select="#now"' in page
     assert "smollm2 is overloaded: the limits of its users are lowered to 50%." in page
     assert chart(page, "pressure") == {
-        "labels": ["12:00", "12:01"], "series": [{"name": "smollm2", "values": [0.5, 1.5]}], "type": "line",
+        "labels": ["12:00", "12:01", "12:02", "12:03", "12:04"],
+        "series": [{"name": "smollm2", "values": levels}],
+        "type": "line",
     }  # fmt: skip
     house.live = None
     page = browser.get("/console/operator/live")
@@ -191,12 +202,40 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
     assert "No limiter answers, so no request is admitted." in page.text
 
 
-async def test_the_pressure_of_a_day_is_kept_and_no_more(house: House) -> None:
-    for minute in range(25 * 60):
+async def test_the_live_view_counts_the_requests_of_the_last_minutes(house: House) -> None:
+    key = house.ledger.create_key(house.account_id, "k", "1" * 64, "sk-…").key_id
+
+    def serve(number: int, outcome: Outcome = Outcome.COMPLETED) -> None:
+        more = {"outcome": outcome, "finished_at": house.clock.now}
+        house.ledger.settle([settlement(f"r{number}", house.account_id, key, **more)])
+
+    pressure = house.console.pressure
+    assert await pressure.recent() is None
+    serve(0, Outcome.FAILED)
+    await pressure.look()
+    for minute in range(1, 5):
         house.clock.now = NOON + 60 * minute
-        await house.console.pressure.look()
-    assert len(house.console.pressure.seen) == 24 * 60
-    assert len(house.console.pressure.series("pressure")) == 24 * 60
+        serve(minute, Outcome.FAILED if minute == 4 else Outcome.COMPLETED)
+        await pressure.look()
+    assert pressure.rates() == [1.0] * 4
+    assert await pressure.recent() == Recent(requests=4, failed=1, minutes=4.0)
+    browser = operator(house, "read-only", "ann@example.org")
+    for path in ("/console/operator/live", "/console/operator"):
+        assert "Last 4 minutes: 4 requests, 1 failed." in browser.get(path).text
+    page = words(browser.get("/console/operator/live").text)
+    assert "Requests per minute 1.0" in page
+    assert "Error rate 25.0% 1 of 4 failed" in page
+    house.clock.now = NOON + DAY_S  # another day begins with none
+    assert await pressure.recent() is None
+
+
+async def test_the_pressure_of_a_day_is_kept_and_no_more(house: House) -> None:
+    pressure = house.console.pressure
+    pressure.seen.extend((NOON - 60 * minute, {}) for minute in range(24 * 60, 0, -1))
+    pressure.served.extend((at, 0) for at, _ in [*pressure.seen])
+    await pressure.look()
+    assert len(pressure.seen) == len(pressure.served) == len(pressure.series("pressure")) == 24 * 60
+    assert (pressure.seen[0][0], pressure.seen[-1][0]) == (NOON - 60 * (24 * 60 - 1), NOON)
 
 
 async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_many_it_leaves_out(house: House) -> None:
@@ -206,13 +245,13 @@ async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_man
         {"name": f"b{number}", "status": "RUNNING", "replicas": 1, "load": load | {"pressure": 0.1 * (9 - number)}}
         for number in range(DRAWN + 2)
     ]
-    for seconds in (0, 60):
-        house.clock.now = NOON + seconds
+    for minute in range(5):
+        house.clock.now = NOON + 60 * minute
         await house.console.pressure.look()
     page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
     assert [one["name"] for one in chart(page, "pressure")["series"]] == [f"b{number}" for number in range(DRAWN)]
     assert "The 2 backends with the lowest values are not drawn." in page
-    assert "Pressure by backend, since 1 Jun 2026, 12:00:00 UTC" in page
+    assert "Since 1 Jun 2026, 12:00 UTC." in page
 
 
 def test_operators_find_their_reference_in_the_navigation_in_the_consoles_look(house: House) -> None:
@@ -220,3 +259,15 @@ def test_operators_find_their_reference_in_the_navigation_in_the_consoles_look(h
     assert 'href="/console/operator/api" aria-current="page"' in page
     assert "<title>Operators' API reference" in page or "<title>Operators&#39; API reference" in page
     assert 'href="/docs">' in page
+
+
+def test_the_audit_log_folds_equal_records_and_shows_what_was_read_when_asked(house: House) -> None:
+    browser, path = operator(house, "read-only", "ann@example.org"), "/console/operator/audit"
+    for _ in range(3):
+        browser.get("/console/operator/people")
+    page = words(browser.get(path).text)
+    assert "read the people of all accounts" not in page
+    page = browser.get(path, params={"reads": "1"}).text
+    assert page.count("read the people of all accounts") == 1
+    assert "read the people of all accounts (3 times)" in words(page)
+    assert "read the people" in browser.get(path, params={"action": "read_people"}).text  # asked for by name

@@ -16,7 +16,7 @@ from stripe import WebhookSignature
 from serve_app.console.payments import EARLY_S
 from serve_app.contracts.commands import AddCredit
 
-from .conftest import House, balance, send, submit
+from .conftest import House, balance, send, submit, words
 from .stripe_stand_in import HOOK, SECRET, StandIn, event
 
 
@@ -71,7 +71,7 @@ def test_a_payment_is_begun_at_stripe_and_booked_once_it_is_reported(house: Hous
     assert send(house, paid(house, reference="pi_2")).status_code == 200
     assert balance(house) == "55.00"
     assert house.ledger.audit_log()[0].actor == "stripe"
-    assert "stripe pi_1" in browser.get(path).text
+    assert "Stripe pi_1" in words(browser.get(path).text)
 
 
 def test_an_amount_that_can_not_be_paid_is_refused(house: House, api: StandIn) -> None:

@@ -84,7 +84,7 @@ def test_a_recharge_is_credited_once_whatever_comes_first(house: House, api: Sta
     assert house.ledger.check().ok
     page = house.member().get(path(house)).text
     assert "Payment" in page
-    assert "stripe pi_1" in page
+    assert "Stripe pi_1" in words(page)
 
 
 def test_the_report_of_a_checkout_and_of_its_payment_are_one_payment(house: House, api: StandIn) -> None:

@@ -105,6 +105,14 @@
   const REDS = ["#d63939", "#f0883e", "#a61e4d", "#e8a0a0", "#7a1414", "#c98a2b", "#f06595", "#862e2e"];
   const STATUS_COLOURS = { Completed: "#2fb344", Failed: "#d63939", "Cancelled by the client": "#8a97a8" };
   const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]]; // lines that lie on each other stay visible
+  // "2026-11-26" is shown as "26 Nov", and an hour of it as "05:00".
+  function moment(label, _, all) {
+    const found = /^(\d{4}-\d\d-\d\d)(?:T(\d\d))?$/.exec(label);
+    if (!found) return label;
+    if (found[2]) return `${found[2]}:00`;
+    const year = all.length > 180 ? "numeric" : undefined;
+    return new Date(found[1]).toLocaleDateString("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" });
+  }
   function draw(figure) {
     const data = JSON.parse(document.getElementById(figure.dataset.chart).textContent);
     const style = getComputedStyle(document.body);
@@ -119,11 +127,11 @@
     charts.set(figure, new Chart(figure.querySelector("canvas"), {
       type: line ? "line" : "bar",
       data: {
-        labels: data.labels,
+        labels: data.labels.map(moment),
         datasets: data.series.map((one, index) => ({
           label: one.name, data: one.values, backgroundColor: colour(one, index), borderColor: colour(one, index),
           borderWidth: line ? 2 : 0, borderRadius: 2, borderDash: line ? DASHES[index % DASHES.length] : undefined,
-          pointRadius: line && data.labels.length <= 48 ? 2 : 0, pointHitRadius: 12, spanGaps: true, tension: 0.25, maxBarThickness: 40,
+          pointRadius: line && data.labels.length <= 24 ? 2 : 0, pointHitRadius: 12, spanGaps: true, tension: 0.25, maxBarThickness: 40,
         })),
       },
       options: {
