@@ -8,8 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.routing import Route
 
 from serve_app.api.doors import DOORS, TOKEN_DOORS
 from serve_app.api.errors import ApiError
@@ -19,15 +18,7 @@ from serve_app.gateway.reply_endpoint import IncompleteBodies, ReplyEndpoint
 from serve_app.gateway.responses_endpoint import InputTokensEndpoint, ResponsesEndpoint
 from serve_app.gateway.services import Services
 from serve_app.gateway.token_endpoint import TokenEndpoint, TokenLimits
-from serve_app.gateway.web import RequestContext, api_error_response, http_error_response
-
-
-class DoorRoute(Route):
-    """Takes every method at its path: `/responses/input_tokens` is never the id of a stored response."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child = super().matches(scope)
-        return (match if match is Match.NONE else Match.FULL), child
+from serve_app.gateway.web import DoorRoute, RequestContext, api_error_response, http_error_response
 
 
 def build_app(

@@ -17,7 +17,7 @@ from typing import Any, Final
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import Match
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api import errors
@@ -126,6 +126,14 @@ def _methods(request: Request) -> set[str]:
         for method in _METHODS
         if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
     }
+
+
+class DoorRoute(Route):
+    """Takes every method at its path: `/responses/input_tokens` is never the id of a stored response."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return (match if match is Match.NONE else Match.FULL), child
 
 
 class RequestContext:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,11 +165,7 @@ def test_operations_have_unique_ids_a_summary_and_their_security() -> None:
 
 
 async def test_a_405_lists_the_methods_of_the_path(http: httpx.AsyncClient) -> None:
-    for path in DOCUMENT["paths"]:
+    for path, item in DOCUMENT["paths"].items():
         answer = await http.put(path)
         assert answer.status_code == 405
-        # /responses/{response_id} is also the path of /responses/input_tokens.
-        items = [
-            item for other, item in DOCUMENT["paths"].items() if re.fullmatch(re.sub(r"{\w+}", "[^/]+", other), path)
-        ]
-        assert set(answer.headers["allow"].split(", ")) == {method.upper() for item in items for method in item}
+        assert set(answer.headers["allow"].split(", ")) == {method.upper() for method in item}, path
