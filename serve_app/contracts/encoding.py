@@ -90,7 +90,9 @@ def call_of(is_list: bool, items: list[_Item]) -> Any:
 
 
 def encode_answer(number: int, answer: Any, *, is_list: bool) -> bytes:
-    """Returns the frame of an answer. Those to a list are a list."""
+    """Returns the frame of an answer. Those to a list are a list. An error that is returned is raised at the caller."""
+    if isinstance(answer, Exception):
+        return encode_error(number, answer)
     return _encoder.encode((number, None, [_encodable(item) for item in answer] if is_list else answer))
 
 

@@ -31,6 +31,8 @@ class Other:
                 return list(request_ids)
             case GetAccount("fault"):
                 raise ValueError("no such thing")
+            case GetAccount("returned"):
+                return AccountNotFound("returned")
             case GetAccount("odd"):
                 raise AccountNotFound(asyncio.Lock())
             case GetAccount(account_id):
@@ -79,6 +81,8 @@ async def test_an_error_of_the_other_side_is_raised_here(other: Other) -> None:
     connection = await other.connect()
     with pytest.raises(AccountNotFound, match="no account 'acct-1'"):
         await connection.send(GetAccount("acct-1"))
+    with pytest.raises(AccountNotFound, match="no account 'returned'"):
+        await connection.send(GetAccount("returned"))
     with pytest.raises(RuntimeError, match="ValueError: no such thing"):
         await connection.send(GetAccount("fault"))
     with pytest.raises(RuntimeError, match="AccountNotFound"):

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 #: The last commit of the release before.
-PREVIOUS = "7dae5c1"
+PREVIOUS = "3a1bf8f2"
 MONEY = 10**12  # nano-units
 
 
