@@ -178,7 +178,7 @@ async def test_no_completion_fails_and_each_is_billed_as_its_usage_says(world: W
 
 async def test_no_completion_is_free_whenever_the_engine_fails(world: World, noise: ScriptedModel) -> None:
     noise.behind(world)
-    noise.runner.fails_every = 23  # type: ignore[attr-defined]
+    noise.runner.fails_every = 11  # type: ignore[attr-defined]
     await check(world, 40, seed=5, fails=True, draw=a_completion)
 
 
