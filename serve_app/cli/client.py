@@ -120,8 +120,11 @@ class AdminClient:
             headers["x-operator"] = self._connection.operator
         if idempotency_key is not None:
             headers["idempotency-key"] = idempotency_key
-        url = self.url + "/admin/" + "/".join(quote(part, safe="") for part in path)
-        request = self._http.build_request(method, url, params=query or None, json=body, headers=headers)
+        try:
+            url = self.url + "/admin/" + "/".join(quote(part, safe="") for part in path)
+            request = self._http.build_request(method, url, params=query or None, json=body, headers=headers)
+        except UnicodeEncodeError as error:  # Python passes such bytes of the command line on as surrogates
+            raise CommandError(f"an argument is not valid UTF-8: {error.object!r}", code="usage") from None
         response = self._send_with_retries(request, repeatable=repeatable or idempotency_key is not None)
         if not response.is_success:
             raise _reported_error(response, self.url)

@@ -37,6 +37,14 @@ def test_a_service_that_is_down(run: Run, closed_port: int, monkeypatch: pytest.
     assert down.out == ""
 
 
+@pytest.mark.parametrize("command", [("accounts", "create", "\udced"), ("accounts", "show", "\udced")])
+def test_an_argument_that_is_not_utf_8(run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", OPERATOR_KEY)
+    refused = run(*command)
+    assert refused.code == 1
+    assert "an argument is not valid UTF-8" in refused.error_line
+
+
 @pytest.mark.parametrize("address", ["http://service.invalid", "http://10.0.0.1:8000", "http://localhost.invalid"])
 def test_the_operator_key_does_not_cross_a_network_in_the_open(
     run: Run, monkeypatch: pytest.MonkeyPatch, address: str

@@ -205,7 +205,7 @@ async def test_a_gateway_that_starts_anew_knows_the_weights(service: Service, ac
             os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(until, lambda: service.pids("gateway:Gateway") not in (victims, []), PATIENCE_S)
         await asyncio.to_thread(until, service.answers, PATIENCE_S)
-        # Not at once: requests that wait for a backend move to another one that is ready.
+        # A request that waits for its backend moves to another one, so the first survey may differ.
         await survey_until(client, lambda found: staying(before, found) >= 0.99)
         await shift(service, "rollback")
 
