@@ -42,6 +42,8 @@ NOT_RUN = {
     "VACUUM FULL": "named: what PostgreSQL does",
     "ALTER ROLE … PASSWORD": "named: the whole command stands below it",
     "serve-app people invite ada@example.org STAFF_ID --role member": "needs a console; tests/cli/test_people.py",
+    "serve-app models canary qwen:law --for svc-law --share 5": "needs vLLM with an adapter; tests/engine_contract",
+    "python -m bench.fair_gate": "a simulation of minutes; tests/engine/test_gate_throughput.py",
     "serve-app people operator ada@example.org --role finance --account STAFF_ID": "needs a person who has joined",
 }
 #: Named in a table at the beginning; the service is started so when it was restored.
@@ -292,7 +294,7 @@ def test_when_something_dies(operator: Operator) -> None:
                 lambda done: "head.example" in done.out,
                 lambda: operator.shell("serve-app cluster certificates --out tls head.example,10.0.0.2"),
             ),
-            "serve-app accounts suspend": Step(lambda _: until(lambda: operator.chat().is_success), suspend),
+            "serve-app accounts resume": Step(lambda _: until(lambda: operator.chat().is_success), suspend),
             "serve-app keys create": lambda done: bool(re.search(r"sk-\S+", done.out)),
             "serve-app models rollback": Step(lambda _: until(lambda: operator.backend() == "smollm2"), bad_backend),
         },
