@@ -50,6 +50,7 @@ def markdown(results: dict[str, Any]) -> str:
         bare = parts.get("vllm", {}).get("figures", {}).get("service_load")
         share = {"share": on_vllm["service"]["tokens_s"] / bare["tokens_s"]} if bare else {}
         texts += _service({**on_vllm, "bare": bare, **share}, "vLLM through our adapter", "whole service on vLLM")
+        texts += _replaced(on_vllm)
     if "correctness" in parts:
         texts += _correctness({**parts["correctness"]["figures"], "vLLM": parts.get("vllm", {}).get("figures")})
     if "kill" in parts:
@@ -110,7 +111,7 @@ def _vllm(found: dict[str, Any]) -> Iterable[str]:
 
 def _service(found: dict[str, Any], bare: str = "bare engine", whole: str = "whole service") -> Iterable[str]:
     rows = []
-    for name, title in (("bare", bare), ("service", whole)):
+    for name, title in (("bare", bare), ("service", whole), ("own", "vLLM's own server")):
         if one := found.get(name):
             rows.append([title, f"{one['tokens_s']:,.0f}", f"{one['pieces_s']:,.0f}"])
             rows[-1] += [_milliseconds(one[key]) for key in ("first_s_p50", "first_s_p99", "gap_s_p50", "gap_s_p99")]
@@ -119,6 +120,15 @@ def _service(found: dict[str, Any], bare: str = "bare engine", whole: str = "who
         yield table([*head, "first p50, ms", "first p99", "gap p50", "gap p99"], rows)
     if "share" in found:
         yield f"The service has {found['share']:.0%} of the throughput of its engine alone."
+
+
+def _replaced(found: dict[str, Any]) -> Iterable[str]:
+    if "replaced_s" in (kill := found.get("kill", {})):
+        yield (
+            f"The service was ready after {found['start_s']:.0f} s. `kill -9` of the replica in the middle of a reply: "
+            f"the engine's {kill['processes']} processes ended after {kill['ended_s']:.1f} s, and another replica "
+            f"replied after {kill['replaced_s']:.0f} s."
+        )
 
 
 def _correctness(found: dict[str, Any]) -> Iterable[str]:

@@ -61,7 +61,7 @@ PARTS: Final = (
     Part(
         "vllm-service",
         "The whole service on vLLM",
-        210,
+        260,
         "bench.gpu_check.vllm_service",
         lambda: _no_service() or _no_vllm(),
     ),

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ def run(options: Options, report: Report) -> None:
     report.add(share=report.figures["service"]["tokens_s"] / report.figures["bare"]["tokens_s"])
 
 
-def serve(options: Options, report: Report, args: dict[str, Any]) -> None:
-    """Starts the service with this backend, measures it and stops it."""
+def serve(
+    options: Options, report: Report, args: dict[str, Any], then: Callable[[Any], None] = lambda server: None
+) -> None:
+    """Starts the service with this backend, measures it, calls `then` with it and stops it."""
     shape, streams, rounds, length = options.shapes[0], *load(options)
     report.doing(f"{shape}: starting the service")
     server = make_server(args, options)
@@ -55,6 +58,7 @@ def serve(options: Options, report: Report, args: dict[str, Any]) -> None:
         asyncio.run(measure_http(server, streams, 1, 8))
         report.doing(f"{shape}: the service, {streams} streams")
         report.add(service=asyncio.run(measure_http(server, streams, rounds, length)))
+        then(server)
     finally:
         home = options.work / f"{server.name}-home" / "logs"
         logs = [*home.glob("ray*/serve/replica_*Model*.log"), *home.glob("ray*/worker-*.err")]

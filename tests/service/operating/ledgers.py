@@ -141,6 +141,8 @@ def rotate(operator: Operator, section: Sequence[Command]) -> None:
         operator.more["SERVE_APP_DATABASE_URL"] = url
         operator.start("make serve")
         assert [status(operator.service.operator_key), status(former)] == [200, 200]
+        account = operator.service.account("of the recovered ledger")
+        operator.account_id, operator.key = account.id, account.key
 
     def closed(_: Done) -> None:
         with pytest.raises(LedgerUnavailable, match="password authentication failed"):
@@ -168,4 +170,4 @@ def rotate(operator: Operator, section: Sequence[Command]) -> None:
     for pid in operator.service.pids("gateway:Gateway"):
         os.kill(pid, signal.SIGKILL)
     until(lambda: operator.service.answers() and status(former) == 401)
-    assert operator.chat().is_success
+    until(operator.is_served)
