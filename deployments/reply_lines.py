@@ -50,6 +50,8 @@ class OpenReply:
     def arrived(self, events: list[BackendEvent | None]) -> None:
         self.has_begun = True
         for event in events:
+            if self.over.done():
+                return
             if event is not None:
                 self._take(event)
             if event is None or isinstance(event, Finished | Rejected):
@@ -144,13 +146,23 @@ class ReplyLine(Outgoing):
         self._write_events(events)
 
     def _write_events(self, events: _Frame) -> None:
-        data = _encoder.encode(events)
+        try:
+            data = _encoder.encode(events)
+        except (TypeError, ValueError, OverflowError):
+            if len(events) > 1:
+                self._write_halves(events)
+                return
+            logger.exception("an event of a reply can't be sent, so the reply ends")
+            data = _encoder.encode([(events[0][0], None)])
         if len(data) > FULL_BYTES and len(events) > 1:
-            half = len(events) // 2
-            self._write_events(events[:half])
-            self._write_events(events[half:])
+            self._write_halves(events)
         else:
             self.write(data)
+
+    def _write_halves(self, events: _Frame) -> None:
+        half = len(events) // 2
+        self._write_events(events[:half])
+        self._write_events(events[half:])
 
 
 class ReplyLines:

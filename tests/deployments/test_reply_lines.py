@@ -101,6 +101,24 @@ async def test_the_events_of_one_turn_travel_in_one_frame(
     assert len(frames) == 1
 
 
+async def test_an_event_that_cannot_be_sent_ends_its_own_reply_alone(listener: ReplyListener) -> None:
+    gate = asyncio.Event()
+    replies = [await Reply().open(listener) for _ in range(3)]
+    texts = "a", "half of a pair: \ud800", "c"
+    said = [Says(Started(1, 0), gate, Delta(text, 1), END).events() for text in texts]
+    sending = [asyncio.ensure_future(send_events(one, reply.to)) for one, reply in zip(said, replies, strict=True)]
+    while not all(reply.events for reply in replies):
+        await asyncio.sleep(0.001)
+    gate.set()
+    await asyncio.gather(*sending)
+    for number in (0, 2):
+        assert (await replies[number].over()).is_complete
+        assert replies[number].events == [Started(1, 0), Delta(texts[number], 1), END]
+    await replies[1].over()
+    assert replies[1].events == [Started(1, 0)]
+    assert not replies[1].opened.is_complete
+
+
 async def test_a_failure_comes_after_the_events_before_it(listener: ReplyListener) -> None:
     reply = await Reply().open(listener)
     with pytest.raises(ValueError, match="fault"):
