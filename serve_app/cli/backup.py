@@ -52,7 +52,8 @@ def back_up_ledger(
     """Write a consistent snapshot of the ledger to one file while the service runs.
 
     A PostgreSQL ledger requires pg_dump of the server's version or newer. The file has digests of API keys, no keys and
-    no secrets. Keep SERVE_APP_SECRET_KEY separate from the file: without that key no API key works.
+    no secrets. Keep SERVE_APP_SECRET_KEY separate from the file: without it, one-time codes and
+    webhook signatures stop working.
     """
     with _errors():
         from serve_app.accounting.backup import back_up, shown

@@ -25,6 +25,7 @@ from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.pressure import Pressure
 from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, SIGNED_IN
+from serve_app.contracts.addresses import client_address
 from serve_app.contracts.billing import Seller
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
@@ -42,7 +43,6 @@ from serve_app.contracts.people import (
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.rates import Rates
 from serve_app.contracts.served import Offer
-from serve_app.gateway.wrong_keys import client_address
 from serve_app.settings import BrandSettings
 from serve_app.storage.request_log import Found
 from serve_app.storage.sealing import SecretKeys

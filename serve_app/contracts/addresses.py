@@ -1,4 +1,4 @@
-"""Client addresses, and the networks from which an API key may be used.
+"""The address of a request's client, and the networks from which an API key may be used.
 
 An IPv4 address in IPv6 notation (::ffff:192.0.2.1) counts as IPv4, and so does a network of such addresses.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+FORWARDED: Final = "forwarded"  # replaces an address that the client may have written itself
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
 
@@ -58,3 +59,34 @@ def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
         with contextlib.suppress(ValueError):
             found.append(network_in(text))
     return tuple(found)
+
+
+def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
+    """Returns `client_host`, but the /64 network of an IPv6 address, because one client owns all of it."""
+    host = client_host(peer, forwarded_for, trusted_proxies)
+    return host if host == FORWARDED else _network(host)
+
+
+def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
+    """Returns the address from which a request comes, maybe with a port. The sender cannot choose it.
+
+    `peer` is the connection's other end as the server sees it. `forwarded_for` has the values of `x-forwarded-for` in
+    order. `trusted_proxies` is the number of proxies before this process that append to that header. The client is the
+    entry written by the outermost of them. Ray Serve's own HAProxy does not write the header and is not counted. A
+    Kubernetes ingress or a cloud load balancer in front writes it and is counted.
+
+    Without trusted proxies, the client can write any header, and uvicorn may have taken `peer` from it. Uvicorn does so
+    for connections from this machine, including HAProxy's. All requests with the header then count as one address.
+    Whether `peer` is one of its entries cannot be determined, because uvicorn splits them in a different way.
+    """
+    hops = [hop.strip() for value in forwarded_for for hop in value.split(",") if hop.strip()]
+    if not hops:
+        return peer or ""
+    return hops[max(0, len(hops) - trusted_proxies)] if trusted_proxies else FORWARDED
+
+
+def _network(text: str) -> str:
+    address = address_in(text)
+    if address is None:
+        return "unknown"
+    return str(address) if isinstance(address, IPv4Address) else str(ip_network((address, 64), strict=False))

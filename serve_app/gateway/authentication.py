@@ -14,12 +14,13 @@ from starlette.requests import Request
 
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
+from serve_app.contracts.addresses import client_address, client_host
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
 from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, UnknownKey
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.refusal_errors import refusal_error, restarting
-from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_address, client_host
+from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys
 
 NOT_WELL_FORMED = "the API key is not well-formed: check that it was copied completely"
 NOT_FOR_CHAT = "a management key opens /account alone: send an API key"

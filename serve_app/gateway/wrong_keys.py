@@ -8,12 +8,10 @@ next unknown keys looked up at the next beat, all in one query. So it cannot cho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum, auto
-from ipaddress import IPv4Address, ip_network
 from typing import Any, Final
 
-from serve_app.contracts.addresses import address_in
 from serve_app.contracts.rates import Bucket
 
 FREE: Final = 20  # wrong keys per address and minute that are answered with 401
@@ -21,7 +19,6 @@ BEAT_S: Final = 0.02
 WRONG_FOR_S: Final = 60.0  # time during which a key unknown to the ledger is not looked up again
 MAX_ADDRESSES: Final = 10_000
 MAX_KEYS: Final = 20_000  # per kind, about 4 MB
-FORWARDED: Final = "forwarded"  # replaces an address that the client may have written itself
 _ROUNDING: Final = 1e-6  # in keys
 
 
@@ -102,34 +99,3 @@ def _remember_bounded(table: dict[str, Any], key: str, value: Any, most: int) ->
     table[key] = value
     while len(table) > most:
         del table[next(iter(table))]
-
-
-def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Returns `client_host`, but the /64 network of an IPv6 address, because one client owns all of it."""
-    host = client_host(peer, forwarded_for, trusted_proxies)
-    return host if host == FORWARDED else _network(host)
-
-
-def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Returns the address from which a request comes, maybe with a port. The sender cannot choose it.
-
-    `peer` is the connection's other end as the server sees it. `forwarded_for` has the values of `x-forwarded-for` in
-    order. `trusted_proxies` is the number of proxies before this process that append to that header. The client is the
-    entry written by the outermost of them. Ray Serve's own HAProxy does not write the header and is not counted. A
-    Kubernetes ingress or a cloud load balancer in front writes it and is counted.
-
-    Without trusted proxies, the client can write any header, and uvicorn may have taken `peer` from it. Uvicorn does so
-    for connections from this machine, including HAProxy's. All requests with the header then count as one address.
-    Whether `peer` is one of its entries cannot be determined, because uvicorn splits them in a different way.
-    """
-    hops = [hop.strip() for value in forwarded_for for hop in value.split(",") if hop.strip()]
-    if not hops:
-        return peer or ""
-    return hops[max(0, len(hops) - trusted_proxies)] if trusted_proxies else FORWARDED
-
-
-def _network(text: str) -> str:
-    address = address_in(text)
-    if address is None:
-        return "unknown"
-    return str(address) if isinstance(address, IPv4Address) else str(ip_network((address, 64), strict=False))
