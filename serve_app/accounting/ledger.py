@@ -36,6 +36,7 @@ from serve_app.accounting import (  # noqa: F401  each module registers the comm
     served_traffic,
     service_view,
     sign_in,
+    sign_up,
     snapshots,
     statements,
     stored_responses,

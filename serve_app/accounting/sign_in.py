@@ -1,4 +1,4 @@
-"""The first person's sign-in link, sign-up, recovery codes, and passkeys."""
+"""The first person's sign-in link, recovery codes, and passkeys."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
-from serve_app.accounting.accounts import open_account
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import (
     memberships,
     operator_roles,
     passkeys,
-    pending_credits,
     recovery_codes,
     sign_in_links,
     users,
 )
-from serve_app.accounting.currency import read_currency
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.operators import ask_credit
 from serve_app.accounting.people import (
     add_member,
     add_person,
@@ -31,13 +27,10 @@ from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, equals, is_text
 from serve_app.contracts.books import Audit
-from serve_app.contracts.commands import OpenAccount
 from serve_app.contracts.errors import Conflict, InvalidValue
-from serve_app.contracts.operators import AskCredit
 from serve_app.contracts.people import Person
 from serve_app.contracts.sign_in import (
     MAX_PASSKEYS,
-    SIGN_UP,
     AddPasskey,
     CountRecoveryCodes,
     FindPasskey,
@@ -48,10 +41,8 @@ from serve_app.contracts.sign_in import (
     RemovePasskey,
     ReplaceRecoveryCodes,
     SignInLink,
-    SignUp,
     UseSignInLink,
 )
-from serve_app.contracts.units import DAY_S
 
 _MAX_BINARY = 4096  # characters of a passkey's id or public key
 
@@ -99,28 +90,6 @@ def use_sign_in_link(transaction: Transaction, wanted: UseSignInLink, now: float
     detail = {"is_new": link.person is None}
     write_audit(transaction, audit, "use_sign_in_link", link.account_id, detail, now, subject=user_id)
     return person
-
-
-@writes(SignUp)
-def sign_up(transaction: Transaction, wanted: SignUp, now: float) -> Person:
-    connection, email = transaction.connection, checked_email(wanted.email)
-    audit = Audit(email, address=wanted.address)
-    if not wanted.password:
-        raise InvalidValue("a password is required")
-    user_id = add_person(connection, email, wanted.name, wanted.password, now)
-    currency = read_currency(connection) or "USD"
-    account = open_account(transaction, OpenAccount(wanted.account_name, currency, audit=audit), now)
-    add_member(connection, user_id, account.account_id, "owner")
-    of_day = (pending_credits.c.asked_by == SIGN_UP, pending_credits.c.asked_at > now - DAY_S)
-    given = select(func.coalesce(func.sum(pending_credits.c.amount), 0)).where(*of_day)
-    is_given = connection.execute(given).scalar_one() + wanted.credit <= wanted.credit_cap
-    credit = wanted.credit if is_given else 0
-    write_audit(transaction, audit, "sign_up", account.account_id, {"amount": credit}, now, subject=user_id)
-    if credit:
-        audit, memo = Audit(SIGN_UP), "starting credit"
-        asked = AskCredit(account.account_id, credit, "grant", memo, audit, alone=wanted.credit_cap, once=user_id)
-        ask_credit(transaction, asked, now)
-    return read_person(connection, user_id)
 
 
 @writes(ReplaceRecoveryCodes)

@@ -8,8 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Coroutine, Mapping
 from math import ceil
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,9 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api import errors
 from serve_app.api.door import Door
-from serve_app.api.doors import DOORS, MESSAGES_PATHS, door_at
+from serve_app.api.doors import MESSAGES_PATHS, door_at
 from serve_app.api.errors import ApiError
 from serve_app.api.token_door import TokenDoor
+from serve_app.api.unknown_paths import unknown_path
 from serve_app.contracts.limiting import Window
 
 logger = logging.getLogger("ray.serve")
@@ -40,16 +40,6 @@ MOMENT_S: Final = 1.0
 LATE_S: Final = 1.0
 STALLED_S: Final = 120.0  # a client that reads nothing for this time counts as disconnected
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
-_TEXT_ONLY: Final = "the models of this service only write text. Send this request to a service for"
-#: Endings of paths that SDKs know and that no backend can serve.
-_NOT_SERVED: Final[Mapping[str, str]] = {
-    "/embeddings": f"{_TEXT_ONLY} embeddings",
-    "/rerank": f"{_TEXT_ONLY} ranking",
-    "/images/generations": f"{_TEXT_ONLY} images",
-    "/audio/speech": f"{_TEXT_ONLY} speech",
-    "/audio/transcriptions": f"{_TEXT_ONLY} speech",
-    "/moderations": f"{_TEXT_ONLY} moderation",
-}
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 Headers = list[tuple[bytes, bytes]]
@@ -89,26 +79,6 @@ def http_error_response(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return error_response(unknown_path(request.method, path, request.app.state.methods))
     return _error_at(path, errors.server_error(), request_id)
-
-
-def unknown_path(method: str, path: str, methods: Mapping[str, Sequence[str]]) -> ApiError:
-    """Returns the error for a path that does not exist, with the nearest paths that do.
-
-    `methods` has the methods of each path, without `/v1`.
-    """
-    found = f"there is no {method} {path if len(path) <= 60 else path[:57] + '...'}"
-    name = path.rstrip("/").removeprefix("/v1")
-    if (why := next((why for ending, why in _NOT_SERVED.items() if name.endswith(ending)), None)) is not None:
-        return errors.not_found(f"{found}: {why}")
-    # SDKs append a path to the base URL, so an address that is wrong usually ends with a path that exists.
-    ends = max((one for one in methods if name.endswith(one)), key=len, default=None)
-    if ends is not None:
-        nearest = [ends]
-    else:
-        nearest = get_close_matches(name, methods, 1, 0.75) or [*(door.path for door in DOORS), "/models"]
-    use = ", ".join(f"{'|'.join(methods[one])} /v1{one}" for one in nearest)
-    hint = "" if ends in (None, name) else ". The base URL ends with the host or with one /v1"
-    return errors.not_found(f"{found}: use {use}{hint}. GET /docs describes all paths")
 
 
 def _error_at(path: str, error: ApiError, request_id: str = "") -> JSONResponse:

@@ -24,7 +24,7 @@ from serve_app.contracts.generation import (
     Text,
     TokenLogprob,
 )
-from serve_app.model.token_alignment import TokenAligner
+from serve_app.model.logprob_alignment import TokenAligner
 from serve_app.model.tools.parser import ReplyParser
 
 _GIVEN_UP = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)

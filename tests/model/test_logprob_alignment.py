@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.contracts.generation import TokenLogprob
-from serve_app.model.token_alignment import TokenAligner
+from serve_app.model.logprob_alignment import TokenAligner
 
 
 def tokens(*texts: str | bytes) -> list[TokenLogprob]:
