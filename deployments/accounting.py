@@ -12,7 +12,7 @@ from ray import serve
 
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from deployments.transport import Address, Server, own_host
+from deployments.transport import ANSWERS_S, Address, Server, own_host
 from serve_app import __version__
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.accounting.ledger import Ledger
@@ -73,6 +73,7 @@ class Accounting:
         return await self._service.answer_replica(message)
 
     async def __del__(self) -> None:
-        """Commits the pending settlements."""
+        """Answers the open calls and commits the pending settlements."""
+        await self._server.finish(ANSWERS_S)
         await self._service.close()
         self._server.close()

@@ -42,6 +42,7 @@ TRANSPORT = (RayError, RayServeException, grpc.RpcError)
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
 FINGERPRINT_S = 2.0  # a list of models does not wait for a busy replica
 LANDING_S = 3.0
+EVENTS_S = 30.0  # for events that the replica has sent and that this process has not read yet
 REASON_S = 2.0  # for the other half of what a replica says at its end: the last events, or why there are no more
 STATUS_S = 1.0  # minimum time between two queries to the controller
 ENTRANCE = "Entrance"  # the ingress of a backend with a custom router (deployments/routing.py)
@@ -208,17 +209,21 @@ class BackendHandles:
     async def generate(self, backend: str, call: GenerateCall, take: Callable[[BackendEvent], None]) -> None:
         """See BackendPort."""
         handle = await self._handle(application_of(backend))
-        reply, to = await self._replies.open(take)
-        response = handle.remote(call, to)
-        answer = asyncio.ensure_future(_answer(response))
         try:
+            reply, to = await self._replies.open(take)
+        except OSError as error:
+            raise BackendUnavailable(f"this gateway can't listen for replies: {error}") from None
+        response = answer = None
+        try:
+            response = handle.remote(call, to)
+            answer = asyncio.ensure_future(_answer(response))
             futures: list[asyncio.Future[Any]] = [reply.over, answer]
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if not reply.is_complete and await self._ended_early(reply, answer):
                 take(Rejected(Rejection.QUEUE_FULL))
         finally:
             self._replies.close_reply(reply)
-            if not reply.is_complete:
+            if not reply.is_complete and answer is not None and response is not None:
                 answer.cancel()
                 _cancel(response)
 
@@ -238,7 +243,9 @@ class BackendHandles:
         if isinstance(error, BackPressureError):
             return True
         is_lost = isinstance(error, (*TRANSPORT, BackendUnavailable)) and not isinstance(error, RayTaskError)
-        if reply.has_begun or not is_lost:
+        if error is None and answer.result() is None:
+            await asyncio.wait([reply.over], timeout=EVENTS_S)
+        elif reply.has_begun or not is_lost:
             await asyncio.wait([reply.over], timeout=REASON_S)
         if reply.is_complete:
             return False

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.handles import AccountingHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from deployments.transport import Address, Server, own_host
+from deployments.transport import ANSWERS_S, Address, Server, own_host
 from serve_app import __version__
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
@@ -92,5 +92,6 @@ class Limiter:
 
     async def __del__(self) -> None:
         """Stops the service, so that a successor can start at once."""
+        await self._server.finish(ANSWERS_S)
         await self._service.stop()
         self._server.close()

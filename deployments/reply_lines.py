@@ -19,14 +19,18 @@ import msgspec
 from deployments.transport import Address, Incoming, Listener, Outgoing, connect
 from serve_app.contracts.generation import BackendEvent, Finished, Rejected
 from serve_app.contracts.inbox import Turns
+from serve_app.contracts.messages import set_state
 
 logger = logging.getLogger("ray.serve")
 
 FULL_BYTES: Final = 1024 * 1024  # a frame of several events that is longer is split
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024  # of events that a gateway has not read
 #: None in place of an event: no more events of this reply follow, although it is not complete.
 _Frame = list[tuple[int, BackendEvent | None]]
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Frame)
+_raw_decoder: Final = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_event_decoder: Final = msgspec.msgpack.Decoder(BackendEvent | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class ReplyTo:
 
     address: Address
     number: int  # of the reply, at this address
+
+    __setstate__ = set_state
 
 
 class OpenReply:
@@ -98,12 +104,17 @@ class _Events(Incoming):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._turns.finish()
         for number in self._numbers:
             if (reply := self._listener.replies.get(number)) is not None:
                 reply.end()
 
     def message_received(self, frame: bytes) -> None:
-        self._turns.add(_decoder.decode(frame))
+        try:
+            events = _decoder.decode(frame)
+        except msgspec.DecodeError:
+            events = _readable(frame)
+        self._turns.add(events)
 
     def _hand_out(self, number: int, events: list[BackendEvent | None]) -> None:
         reply = self._listener.replies.get(number)
@@ -116,6 +127,20 @@ class _Events(Incoming):
         except Exception:
             logger.exception("an event of a reply could not be taken")
             reply.end()
+        if reply.over.done():
+            self._numbers.discard(number)
+
+
+def _readable(frame: bytes) -> _Frame:
+    """Returns the frame's events, with None for each that this release can't read. Raises msgspec.DecodeError."""
+    events: _Frame = []
+    for number, raw in _raw_decoder.decode(frame):
+        try:
+            events.append((number, _event_decoder.decode(raw)))
+        except msgspec.DecodeError as error:
+            logger.error("an event of a reply can't be read, so the reply ends: %s", error)
+            events.append((number, None))
+    return events
 
 
 class ReplyLine(Outgoing):
@@ -144,6 +169,9 @@ class ReplyLine(Outgoing):
     def _flush(self) -> None:
         events, self._events = self._events, []
         self._write_events(events)
+        if self._transport is not None and self._transport.get_write_buffer_size() > MAX_WAITING_BYTES:
+            logger.error("a gateway does not read the events of its replies: the connection is closed")
+            self.close()
 
     def _write_events(self, events: _Frame) -> None:
         try:
@@ -216,6 +244,8 @@ async def send_events(events: AsyncGenerator[BackendEvent, None], to: ReplyTo) -
 
         line.on_lost.add(lost)
         try:
+            if not line.is_open:
+                return "the connection to the gateway is lost"
             async for event in events:
                 line.send(to.number, event)
                 is_complete = isinstance(event, Finished | Rejected)

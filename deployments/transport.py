@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import itertools
 import logging
+import math
 import os
 import secrets
 import socket
@@ -30,6 +31,7 @@ from ray.util import get_node_ip_address
 
 from serve_app.contracts import encoding
 from serve_app.contracts.calls import Unavailable, detached
+from serve_app.contracts.messages import set_state
 
 logger = logging.getLogger("ray.serve")
 
@@ -38,6 +40,8 @@ CONNECT_S: Final = 5.0
 CONFIRM_S: Final = 0.4
 TRUST_S: Final = 1.2  # after a confirmation; this plus a heartbeat is less than a new limiter waits for open holds
 TIMEOUT_S: Final = 1.0  # timeout of a confirmation
+ANSWERS_S: Final = 3.0  # for the answers to open calls when a process ends
+MAX_STRANGERS: Final = 256  # connections of a listener that have not sent the token yet
 _LENGTH: Final = struct.Struct("!I")
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 _IS_LINUX: Final = sys.platform == "linux"
@@ -51,6 +55,8 @@ class Address:
     host: str
     port: int
     token: str
+
+    __setstate__ = set_state
 
 
 def own_host() -> str:
@@ -109,8 +115,10 @@ class Frames(asyncio.Protocol, ABC):
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        """Closes the connection. Bytes that have arrived are not read any more."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
 
 class Incoming(Frames):
@@ -128,20 +136,29 @@ class Incoming(Frames):
         if self._listener.closed:  # it accepted the connection before it closed
             self.close()
         elif self._transport is not None:
+            if self._listener.strangers >= MAX_STRANGERS:
+                self._listener.refuse("too many connections without a token")
+                self.close()
+                return
+            self._listener.strangers += 1
             self._listener.connections.add(self)
             asyncio.get_running_loop().call_later(CONNECT_S, self._expect_token)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._listener.connections.discard(self)
+        if self in self._listener.connections:
+            self._listener.connections.discard(self)
+            if not self._is_known:
+                self._listener.strangers -= 1
 
     def frame_received(self, frame: bytes) -> None:
         if self._is_known:
             self.message_received(frame)
         elif hmac.compare_digest(frame, self._listener.token.encode()):
             self._is_known, self.max_bytes = True, MAX_BYTES
+            self._listener.strangers -= 1
         else:
-            logger.error("a connection without the right token was refused")
+            self._listener.refuse("a connection without the right token")
             self.close()
 
     def _expect_token(self) -> None:
@@ -169,13 +186,13 @@ class Listener(ABC):
 
     def __init__(self, host: str = "") -> None:
         self.connections: set[Incoming] = set()
+        self.strangers = 0  # connections that have not sent the token yet
         self.closed = False
         self.token = secrets.token_hex(32)
         self._host = host if host or _IS_LINUX else "127.0.0.1"
-        self._name = f"serve-app-{secrets.token_hex(16)}"
         self._servers: list[asyncio.AbstractServer] = []
-        self._address: Address | None = None
-        self._starting = asyncio.Lock()
+        self._listening: asyncio.Task[Address] | None = None
+        self._refused_at = -math.inf
 
     @abstractmethod
     def incoming(self) -> Incoming:
@@ -183,31 +200,49 @@ class Listener(ABC):
 
     async def address(self) -> Address:
         """Returns the address for `connect`. Raises OSError if it was closed before."""
-        async with self._starting:
-            if self._address is None:
-                if self.closed:
-                    raise ConnectionAbortedError("this process listens no more")
-                self._address = await self._listen()
-        return self._address
+        listening = self._listening
+        if listening is None or (listening.done() and (listening.cancelled() or listening.exception() is not None)):
+            if self.closed:
+                raise ConnectionAbortedError("this process listens no more")
+            listening = self._listening = detached(self._listen())
+        return await asyncio.shield(listening)  # a caller that is cancelled does not leave half of it behind
+
+    def refuse(self, what: str) -> None:
+        """Logs that a connection was refused, at most once per second."""
+        now = time.monotonic()
+        if now - self._refused_at >= 1:
+            self._refused_at = now
+            logger.error("refused: %s", what)
 
     def close(self) -> None:
         """Closes all connections and accepts no more."""
         self.closed = True
-        for server in self._servers:
-            server.close()
+        self._stop_listening()
         for connection in list(self.connections):
             connection.close()
 
     async def _listen(self) -> Address:
-        loop, port = asyncio.get_running_loop(), 0
-        if _IS_LINUX:
-            self._servers.append(await loop.create_unix_server(self.incoming, f"\0{self._name}"))
-        if self._host:
-            tls = cluster_tls()
-            server = await loop.create_server(self.incoming, self._host, 0, ssl=None if tls is None else tls[0])
-            self._servers.append(server)
-            port = server.sockets[0].getsockname()[1]
-        return Address(self._name, self._host, port, self.token)
+        loop, port, name = asyncio.get_running_loop(), 0, f"serve-app-{secrets.token_hex(16)}"
+        try:
+            if self._host:
+                tls = cluster_tls()
+                secure: dict[str, Any] = {} if tls is None else {"ssl": tls[0], "ssl_handshake_timeout": CONNECT_S}
+                server = await loop.create_server(self.incoming, self._host, 0, **secure)
+                self._servers.append(server)
+                port = server.sockets[0].getsockname()[1]
+            if _IS_LINUX:
+                self._servers.append(await loop.create_unix_server(self.incoming, f"\0{name}"))
+            if self.closed:
+                raise ConnectionAbortedError("this process listens no more")
+        except BaseException:
+            self._stop_listening()
+            raise
+        return Address(name, self._host, port, self.token)
+
+    def _stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
 
 
 Made = TypeVar("Made", bound=Outgoing)
@@ -229,7 +264,8 @@ async def connect(address: Address, make: Callable[[str], Made]) -> Made:
                     raise
             else:
                 _, made = await loop.create_unix_connection(lambda: make(address.token), sock=end)
-                return _opened(made)
+                if made.is_open or not address.host:
+                    return _opened(made)
         tls = cluster_tls()
         context, name = (None, None) if tls is None else (tls[1], address.host)
         _, made = await loop.create_connection(
@@ -337,6 +373,12 @@ class Server(Listener):
     def __init__(self, answer: Callable[[Any], Awaitable[Any]], host: str = "") -> None:
         super().__init__(host)
         self.answer = answer
+        self.answering: set[asyncio.Task[None]] = set()
+
+    async def finish(self, timeout_s: float) -> None:
+        """Returns when the calls that run now are answered, or after `timeout_s` seconds. Serve does not count them."""
+        if self.answering:
+            await asyncio.wait(set(self.answering), timeout=timeout_s)
 
     def incoming(self) -> Incoming:
         return _Answering(self)
@@ -348,14 +390,21 @@ class _Answering(Incoming):
     _listener: Server
 
     def message_received(self, frame: bytes) -> None:
-        detached(self._answer(*encoding.decode_call(frame)))
+        task = detached(self._answer(*encoding.decode_call(frame)))
+        self._listener.answering.add(task)
+        task.add_done_callback(self._listener.answering.discard)
 
     async def _answer(self, number: int, is_list: bool, items: list[Any]) -> None:
         try:
             answer = await self._listener.answer(encoding.call_of(is_list, items))
+        except Exception as error:
+            self.write(encoding.encode_error(number, error))
+            return
+        try:
             frame = encoding.encode_answer(number, answer, is_list=is_list)
         except Exception as error:
-            frame = encoding.encode_error(number, error)
+            logger.exception("an answer to %s can't be sent", items[0][0])
+            frame = encoding.encode_error(number, Unavailable(f"the answer can't be sent: {error}"))
         self.write(frame)
 
 

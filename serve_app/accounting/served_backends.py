@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import Connection, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
@@ -102,7 +103,8 @@ def _as_json(what: str, given: Mapping[str, Any]) -> str:
     """Returns the value as JSON. Raises InvalidValue."""
     try:
         text = json.dumps(dict(given), ensure_ascii=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        msgspec.msgpack.encode(given)  # answers carry it between processes: no integers beyond 64 bits
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidValue(f"{what}: must be a JSON object: {error}") from None
     if len(text) > _MAX_BYTES:
         raise InvalidValue(f"{what}: at most {_MAX_BYTES} bytes of JSON")

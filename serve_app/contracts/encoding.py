@@ -110,12 +110,19 @@ def decode_answer(frame: bytes) -> tuple[int, _Item | None, msgspec.Raw]:
 
 
 def answer_to(call: Any, error: _Item | None, raw: msgspec.Raw) -> Any:
-    """Returns the answer to `call`. Raises its error."""
+    """Returns the answer to `call`. Raises its error; Unavailable if this release can't read the answer."""
+    try:
+        if error is not None:
+            answer = _decoded(error)
+        elif isinstance(call, list):
+            answer = [_decoded(item) for item in _list_decoder.decode(raw)]
+        else:
+            answer = _decoder(_answer_type(type(call).__name__)).decode(raw)
+    except (LookupError, msgspec.DecodeError) as unreadable:
+        raise Unavailable(f"the answer can't be read: {unreadable}") from None
     if error is not None:
-        raise _decoded(error)
-    if isinstance(call, list):
-        return [_decoded(item) for item in _list_decoder.decode(raw)]
-    return _decoder(_answer_type(type(call).__name__)).decode(raw)
+        raise answer
+    return answer
 
 
 def _encodable(item: Any) -> tuple[str, Any]:

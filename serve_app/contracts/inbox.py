@@ -82,6 +82,12 @@ class Turns(Generic[Key, Item]):
         if not self._is_scheduled:
             self._take_turn()
 
+    def finish(self) -> None:
+        """Hands out all items that wait."""
+        waiting = self._waiting
+        for key in list(waiting):
+            self._hand_out(key, waiting.pop(key))
+
     def _take_turn(self) -> None:
         waiting = self._waiting
         for key in list(itertools.islice(waiting, KEYS_PER_TURN)):

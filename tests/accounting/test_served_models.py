@@ -102,6 +102,7 @@ def test_a_backend_that_makes_no_sense_is_refused(ledger: Ledger) -> None:
         (DeployBackend("app:adapter", {}), "a backend's name"),
         (DeployBackend("new", {}, {"name": "x"}), "no field 'name'"),
         (DeployBackend("new", {"x": float("nan")}), "args: must be a JSON object"),
+        (DeployBackend("new", {"x": 2**64}), "args: must be a JSON object"),
         (DeployBackend("new", {"x": "y" * 40_000}), "at most"),
     ):
         with pytest.raises(InvalidValue, match=problem):

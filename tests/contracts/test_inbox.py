@@ -67,3 +67,13 @@ async def test_a_loop_that_falls_behind_joins_what_waits_and_keeps_the_order() -
     assert [items for key, items in made.pieces if key == last] == [["a", "b", "c"]]
     for key in range(last):
         assert [item for one, items in made.pieces if one == key for item in items] == ["a", "b", "c"]
+
+
+async def test_at_the_end_all_that_waits_is_handed_out() -> None:
+    made = HandedOut()
+    made.turns.add([(key, "a") for key in range(3 * KEYS_PER_TURN)])
+    made.turns.finish()
+    assert len(made.pieces) == 3 * KEYS_PER_TURN
+    await asyncio.sleep(0)
+    made.turns.add([(1, "b")])
+    assert made.pieces[-1] == (1, ["b"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,7 @@ from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import FindUnsettled, GetAccount
 from serve_app.contracts.errors import AccountNotFound, LedgerUnavailable
 from serve_app.contracts.limiting import Identify, Recovering, Release, UnknownKey
+from serve_app.contracts.messages import set_state
 
 
 class Other:
@@ -26,6 +29,10 @@ class Other:
 
     async def answer(self, call: Any) -> Any:
         match call:
+            case FindUnsettled(("beyond 64 bits",)):
+                return [2**70]
+            case FindUnsettled(("another type",)):
+                return [{"of": "a later release"}]
             case FindUnsettled(request_ids):
                 await (asyncio.sleep(0) if request_ids else self.gate.wait())
                 return list(request_ids)
@@ -156,3 +163,93 @@ async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="another user"):
         await other.connect()
     other.server.close()
+
+
+@pytest.mark.parametrize("odd", ["beyond 64 bits", "another type"])
+async def test_an_answer_that_does_not_arrive_is_unavailable(other: Other, odd: str) -> None:
+    connection = await other.connect()
+    with pytest.raises(Unavailable, match="the answer can't be"):
+        await connection.send(FindUnsettled((odd,)))
+    assert await connection.send(FindUnsettled(("1",))) == ["1"]
+
+
+async def test_a_process_that_ends_first_answers_the_calls_that_run(other: Other) -> None:
+    connection = await other.connect()
+    waiting = asyncio.ensure_future(connection.send(WAIT))
+    await connection.send(FindUnsettled(("1",)))
+    ending = asyncio.ensure_future(other.server.finish(60))
+    await asyncio.sleep(0)
+    assert not ending.done()
+    other.gate.set()
+    await ending
+    other.server.close()
+    assert await waiting == []
+
+
+async def test_nothing_is_read_after_a_wrong_token(other: Other, caplog: pytest.LogCaptureFixture) -> None:
+    connection = await connect(replace(await other.server.address(), token=""), Connection)
+    for _ in range(1000):
+        connection.write(b"")
+    connection.write(other.server.token.encode())
+    connection.write(b"not a call")
+    while connection.is_open:
+        await asyncio.sleep(0.001)
+    assert caplog.text.count("without the right token") == 1
+    assert other.server.strangers == 0
+
+
+async def test_connections_without_a_token_are_few(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = await other.connect()
+    assert await known.send(FindUnsettled(("1",))) == ["1"]
+    monkeypatch.setattr(transport, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(Connection, "connection_made", lambda line, made: setattr(line, "_transport", made))
+    silent = [await other.connect() for _ in range(3)]
+    while all(one.is_open for one in silent):
+        await asyncio.sleep(0.001)
+    assert sum(one.is_open for one in silent) == 2
+    assert known.is_open
+    for one in silent:
+        one.close()
+
+
+async def test_a_first_caller_that_gives_up_does_not_keep_others_from_connecting(other: Other) -> None:
+    for turns in range(6):
+        first = asyncio.ensure_future(other.server.address())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+    assert await (await other.connect()).send(FindUnsettled(("1",))) == ["1"]
+
+
+async def test_a_listener_that_could_not_listen_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, made = Other("127.0.0.1"), transport.cluster_tls
+    monkeypatch.setattr(transport, "cluster_tls", lambda: open("/certificates/are/being/replaced"))  # noqa: SIM115
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            await other.server.address()
+    monkeypatch.setattr(transport, "cluster_tls", made)
+    assert await (await other.connect()).send(FindUnsettled(("1",))) == ["1"]
+    other.server.close()
+
+
+async def test_an_impostor_on_the_callers_machine_does_not_keep_it_from_the_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = Other("127.0.0.1")
+    address = await other.server.address()
+    is_same_user = transport._is_same_user
+    local = socket.AF_UNIX
+    monkeypatch.setattr(
+        transport,
+        "_is_same_user",
+        lambda made: made.get_extra_info("socket").family != local and is_same_user(made),
+    )
+    connection = await connect(address, Connection)
+    assert await connection.send(FindUnsettled(("1",))) == ["1"]
+    other.server.close()
+
+
+def test_an_address_of_an_earlier_release_gets_the_defaults_of_new_fields() -> None:
+    assert transport.Address.__setstate__ is set_state
+    assert pickle.loads(pickle.dumps(transport.Address("a", "", 0, "t"))) == transport.Address("a", "", 0, "t")

@@ -18,6 +18,7 @@ from deployments.reply_lines import OpenReply, ReplyListener, ReplyTo, send_even
 from serve_app.certificates import make_authority
 from serve_app.cli.node_certificates import FILES, make_own
 from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, Started
+from serve_app.contracts.inbox import KEYS_PER_TURN
 
 END = Finished(FinishReason.STOP, 1, 0, 3)
 
@@ -288,4 +289,74 @@ async def test_a_connection_that_sends_no_token_is_closed(
     reply = await Reply().open(listener)
     monkeypatch.setattr(reply_lines.ReplyLine, "connection_made", lambda line, made: setattr(line, "_transport", made))
     sending = send_events(Says(asyncio.Event()).events(), reply.to)
+    assert await asyncio.wait_for(sending, 20) == "the connection to the gateway is lost"
+
+
+async def test_a_gateway_forgets_the_replies_that_have_ended(listener: ReplyListener) -> None:
+    for _ in range(3):
+        reply = await Reply().open(listener)
+        assert await send_events(Says(Started(1, 0), END).events(), reply.to) is None
+        await reply.over()
+        listener.close_reply(reply.opened)
+    [connection] = listener.connections
+    assert isinstance(connection, reply_lines._Events)
+    assert connection._numbers == set()
+
+
+async def test_an_event_of_a_later_release_ends_its_own_reply_alone(listener: ReplyListener) -> None:
+    replies = [await Reply().open(listener) for _ in range(3)]
+    line = await transport.connect(replies[0].to.address, reply_lines.ReplyLine)
+    events = [Started(1, 0), ["Unheard", 1], Started(1, 0)]
+    line.write(msgspec.msgpack.encode([(one.to.number, event) for one, event in zip(replies, events, strict=True)]))
+    line.write(msgspec.msgpack.encode([(one.to.number, END) for one in replies]))
+    assert [(await one.over()).is_complete for one in replies] == [True, False, True]
+    assert replies[1].events == []
+
+
+async def test_events_that_have_arrived_count_although_their_connection_has_ended(listener: ReplyListener) -> None:
+    replies = [await Reply().open(listener) for _ in range(10 * KEYS_PER_TURN)]
+    line = await transport.connect(replies[0].to.address, reply_lines.ReplyLine)
+    for one in replies:
+        line.send(one.to.number, END)
+    await asyncio.sleep(0)  # all of them in one frame
+    line._transport.close()  # type: ignore[union-attr]
+    assert all([(await one.over()).is_complete for one in replies])
+
+
+async def test_a_connection_that_is_lost_at_once_stops_the_model(
+    listener: ReplyListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply, says = await Reply().open(listener), Says(Started(1, 0), asyncio.Event())
+    to = reply_lines.ReplyLines.to
+
+    async def lost(lines: reply_lines.ReplyLines, address: transport.Address) -> reply_lines.ReplyLine:
+        line = await to(lines, address)
+        line.close()
+        await asyncio.sleep(0)
+        return line
+
+    monkeypatch.setattr(reply_lines.ReplyLines, "to", lost)
+    assert await asyncio.wait_for(send_events(says.events(), reply.to), 20) == "the connection to the gateway is lost"
+    assert reply.events == []
+
+
+async def test_a_gateway_that_does_not_read_is_given_up(
+    listener: ReplyListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_lines, "MAX_WAITING_BYTES", 1_000_000)
+    reply, gate = await Reply().open(listener), asyncio.Event()
+
+    async def endless() -> AsyncGenerator[BackendEvent, None]:
+        yield Started(1, 0)
+        await gate.wait()
+        while True:
+            yield Delta("x" * 100_000, 1)
+            await asyncio.sleep(0)
+
+    sending = asyncio.ensure_future(send_events(endless(), reply.to))
+    while not reply.events:
+        await asyncio.sleep(0.001)
+    [connection] = listener.connections
+    connection._transport.pause_reading()  # type: ignore[union-attr]
+    gate.set()
     assert await asyncio.wait_for(sending, 20) == "the connection to the gateway is lost"
