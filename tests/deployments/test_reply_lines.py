@@ -313,14 +313,20 @@ async def test_an_event_of_a_later_release_ends_its_own_reply_alone(listener: Re
     assert replies[1].events == []
 
 
-async def test_events_that_have_arrived_count_although_their_connection_has_ended(listener: ReplyListener) -> None:
-    replies = [await Reply().open(listener) for _ in range(10 * KEYS_PER_TURN)]
-    line = await transport.connect(replies[0].to.address, reply_lines.ReplyLine)
-    for one in replies:
-        line.send(one.to.number, END)
-    await asyncio.sleep(0)  # all of them in one frame
-    line._transport.close()  # type: ignore[union-attr]
+async def test_events_that_have_arrived_count_although_their_connection_has_ended() -> None:
+    listener = ReplyListener()
+    replies = [await Reply().open(listener) for _ in range(3 * KEYS_PER_TURN)]
+    incoming = reply_lines._Events(listener)
+    incoming._transport = object()  # type: ignore[assignment]
+    begin, end = (msgspec.msgpack.encode([(one.to.number, event) for one in replies]) for event in (Started(1, 0), END))
+    for frame in (listener.token.encode(), begin):
+        incoming.data_received(struct.pack("!I", len(frame)) + frame)
+    while not all(one.events for one in replies):
+        await asyncio.sleep(0)
+    incoming.data_received(struct.pack("!I", len(end)) + end)
+    incoming.connection_lost(None)
     assert all([(await one.over()).is_complete for one in replies])
+    listener.close()
 
 
 async def test_a_connection_that_is_lost_at_once_stops_the_model(
