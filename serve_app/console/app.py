@@ -89,7 +89,7 @@ PAGES: Final = (
     Page("GET", "/operator", OPERATORS, operator_overview_pages.overview, "Service"),
     Page("GET", "/operator/accounts", OPERATORS, operator_account_pages.accounts, "Accounts"),
     Page("GET", "/operator/accounts/{id}", OPERATORS, operator_account_pages.account),
-    Page("GET", "/operator/accounts/{id}/refusals", OPERATORS, operator_account_pages.refusals),
+    Page("GET", "/operator/accounts/{id}/refusals", OPERATORS, operator_account_pages.errors),
     Page("POST", "/operator/accounts/{id}/limits", SUPPORT, operator_account_pages.set_limits),
     Page("POST", "/operator/accounts/{id}/active", SUPPORT, operator_account_pages.set_active),
     Page("POST", "/operator/accounts/{id}/notes", WRITERS, operator_account_pages.add_note),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,7 @@ UNITS: Final[Mapping[str, str]] = {
     "weight": "priority under load",
 }
 CREDITS: Final = {"top_up": "a payment", "grant": "a credit"}
+_BY_KEY: Final = re.compile(r"(?:(.+) )?key:([0-9a-f]{12})")  # as `/admin` names an operator
 
 Detail = Mapping[str, Any]
 
@@ -36,8 +38,15 @@ def sentence(record: AuditRecord, names: Mapping[str, str], currency: str = "") 
     """Returns the record as a sentence. `names` are names and addresses by id; amounts are in `currency`."""
     teller = _Teller(record, names, currency)
     tell = ACTIONS.get(record.action)
-    actor = {"unknown": "Someone unknown", "deployment": "The configuration"}.get(record.actor, record.actor)
-    return Sentence(actor, tell(teller) if tell is not None else teller.any_other())
+    return Sentence(_actor(record.actor), tell(teller) if tell is not None else teller.any_other())
+
+
+def _actor(actor: str) -> str:
+    """Returns who acted: a person's address, or in words what else it was."""
+    named = _BY_KEY.fullmatch(actor)
+    if named is not None:
+        return f"{named[1]} (operator key)" if named[1] else f"The operator key {named[2]}"
+    return {"unknown": "Someone unknown", "deployment": "The configuration"}.get(actor, actor)
 
 
 def ids_in(records: Collection[AuditRecord]) -> tuple[str, ...]:
@@ -234,7 +243,7 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "read_keys": lambda one: one.read("the API keys"),
     "read_usage": lambda one: one.read("single requests"),
     "read_request": lambda one: f"read the request {one.subject} of {one.account}",
-    "read_refusals": lambda one: one.read("the recent refusals"),
+    "read_refusals": lambda one: one.read("the recent errors"),
     "export_usage": lambda one: one.read("an export of the requests"),
 }
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
+from serve_app.console.pressure import clock
 from serve_app.console.serving import serving
 from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
@@ -30,8 +31,7 @@ async def show(visit: Visit) -> Response:
         enough=ENOUGH,
         first_seen=pressure.seen[0][0] if pressure.seen else None,
         hidden=max(0, len({name for _, loads in pressure.seen for name in loads}) - DRAWN),
-        speeds=_enough([sum(values.values()) for _, values in pressure.seen_of("tokens_per_s")]),
-        rates=_enough(pressure.rates()),
+        rate_chart=_chart([(clock(at), {"All models": rate}) for at, rate in pressure.rates()]),
         recent=await pressure.recent(),
         speed=sum(one["load"]["tokens_per_s"] for one in (live or {}).get("backends", ()) if one["load"]),
     )
@@ -52,12 +52,6 @@ def _chart(points: list[tuple[str, dict[str, float]]]) -> dict[str, Any] | None:
         {"name": name, "values": [_most(values.get(name) for _, values in group) for group in groups]} for name in names
     ]
     return {"labels": [group[0][0] for group in groups], "series": series, "type": "line"}
-
-
-def _enough(values: list[float]) -> list[float] | None:
-    """Returns the values of the last hour; None if they make no line."""
-    latest = values[-60:]
-    return latest if len(latest) >= ENOUGH and any(latest) else None
 
 
 def _most(values: Any) -> float | None:

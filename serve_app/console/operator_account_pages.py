@@ -1,11 +1,14 @@
-"""Pages for operators about accounts: search, one account with its forms, and its recent refusals."""
+"""Pages for operators about accounts: search, one account with its forms, and its recent errors."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -21,12 +24,12 @@ from serve_app.contracts.money import parse_amount
 from serve_app.contracts.people import ListPeople
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ORDER_S, EndAttempt, ShowRecharge
-from serve_app.contracts.units import DAY_S
+from serve_app.contracts.units import DAY_S, HOUR_S
 
 PAGE: Final = 50
 SPENDING_DAYS: Final = 30
 STATES: Final = {"": "Any status", "active": "Active", "suspended": "Suspended"}
-SPENDING: Final = {"": "Any", "yes": "Spent in the last 30 days", "no": "Spent nothing in the last 30 days"}
+SPENDING: Final = {"": "Any", "yes": "Some in 30 days", "no": "None in 30 days"}
 CREDITS: Final = {"top_up": "Payment", "grant": "Credit"}
 ENTRIES: Final = {"top_up": "Payment", "grant": "Credit", "correction": "Correction", "expiry": "Expired credit"}
 LABELS: Final = {
@@ -35,8 +38,12 @@ LABELS: Final = {
     "concurrency": "Concurrent requests",
     "weight": "Priority under load",
 }
-SHOWN_REFUSALS: Final = 5
+SHOWN_ERRORS: Final = 5  # rows
+MAX_ERRORS: Final = 200  # that a gateway returns
+LIMIT_CODES: Final = ("requests", "tokens", "concurrency")  # of limits that operators set
+OF_KEY: Final = "of this API key"  # in the reason, if the limit is the key's
 AROUND_S: Final = 600.0  # before and after the time that an operator asks about
+_NUMBER: Final = re.compile(r"\d[\d.,]*")
 #: What a code means, for requests that were logged without a reason.
 CODES: Final = {
     "requests": "More requests per minute than the limit.",
@@ -81,11 +88,15 @@ async def accounts(visit: Visit) -> Response:
             order or operators.ORDERS[0],
         )
     )
+    today = period_at("day", visit.console.now()).name
+    ids = tuple(one.account.account_id for one in page.rows)
+    used_today = await visit.console.books.run(operators.SumAccountDays(ids, today, today)) if ids else []
     chosen = {"search": text, "state": state, "below": typed, "spending": spending, "order": order}
     given = {name: value for name, value in chosen.items() if value}
     return visit.page(
         "operator_accounts.html",
         accounts=page.rows,
+        spent_today={row.account_id: row.charged for row in used_today},
         chosen=chosen,
         is_filtered=any(value for name, value in given.items() if name != "order"),
         orders=[(one, one.capitalize()) for one in operators.ORDERS],
@@ -106,7 +117,7 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         raise Refused(404, f"There is no account {wanted!r}: search by name or id.") from None
     today = period_at("day", now).name
     since = period_at("day", now - (SPENDING_DAYS - 1) * DAY_S).name
-    days, keys, people, entries, notes, log, recharge, status, refusals = await asyncio.gather(
+    days, keys, people, entries, notes, log, recharge, status, errors = await asyncio.gather(
         run(operators.SumAccountDays((wanted,), since, today)),
         run(commands.ListKeys(wanted)),
         run(ListPeople(wanted)),
@@ -115,7 +126,7 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         run(commands.ListAudit(wanted, limit=50)),
         run(ShowRecharge(wanted)),
         _status(visit, wanted),
-        _refusals(visit, wanted, now - DAY_S, now),
+        _errors(visit, wanted, now - DAY_S, now),
     )
     await run(commands.RecordAudit(visit.audit, "read_account", wanted, wanted))
     changes = [one for one in log if not one.action.startswith("read_")][:10]
@@ -137,8 +148,8 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         notes=notes,
         limits=[(name, LABELS.get(name, name), shown.limits.get(name)) for name in ACCOUNT_LIMITS],
         current=status,
-        refusals=None if refusals is None else refusals[::-1][:SHOWN_REFUSALS],
-        refused=None if refusals is None else len(refusals),
+        errors=None if errors is None else _grouped(errors[::-1])[:SHOWN_ERRORS],
+        **_numbers(errors),
         key_names={key.key_id: key.name for key in keys},
         credits=CREDITS,
         alone=console.credit_alone,
@@ -153,14 +164,15 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
     )
 
 
-async def refusals(visit: Visit) -> Response:
-    """Shows why requests were refused: around the time in the query, or in the last 24 hours."""
+async def errors(visit: Visit) -> Response:
+    """Shows the requests that were refused or failed: around the time in the query, or in the last 24 hours."""
     run, wanted = visit.console.books.run, visit.request.path_params["id"]
     try:
         shown = await run(commands.GetAccount(wanted))
     except AccountNotFound:
         raise Refused(404, f"There is no account {wanted!r}: search by name or id.") from None
-    now, typed, problem = visit.console.now(), visit.request.query_params.get("at", "").strip(), ""
+    now, query, problem = visit.console.now(), visit.request.query_params, ""
+    typed, code = query.get("at", "").strip(), query.get("code", "")[:100]
     begins, ends = now - DAY_S, now
     if typed:
         try:
@@ -168,20 +180,20 @@ async def refusals(visit: Visit) -> Response:
             begins, ends = at - AROUND_S, at + AROUND_S
         except ValueError:
             problem = "Give the time as YYYY-MM-DDTHH:MM, in UTC."
-    found = await _refusals(visit, wanted, begins, ends)
+    found = await _errors(visit, wanted, begins, ends)
     await run(commands.RecordAudit(visit.audit, "read_refusals", wanted, wanted, {"from": begins, "to": ends}))
     keys = await run(commands.ListKeys(wanted))
-    counts: dict[tuple[int, str], int] = {}
-    for one in found or ():
-        counts[one["status"], one["why"]] = counts.get((one["status"], one["why"]), 0) + 1
     return visit.page(
-        "operator_refusals.html",
+        "operator_errors.html",
         422 if problem else 200,
         account=shown,
-        refusals=None if found is None else found[::-1],
-        counts=sorted(counts.items(), key=lambda one: -one[1]),
+        **_numbers(found),
+        groups=None if found is None else _grouped([one for one in found[::-1] if code in ("", one["code"])]),
+        counts=_counts(found or ()),
+        chart=None if typed or not found else _by_hour(found, begins, ends),
         key_names={key.key_id: key.name for key in keys},
         at=typed,
+        code=code,
         clock=_clock(now),
         begins=begins,
         ends=ends,
@@ -198,28 +210,70 @@ async def _status(visit: Visit, account_id: str) -> Any:
         return None
 
 
-async def _refusals(visit: Visit, account_id: str, begins: float, ends: float) -> list[dict[str, Any]] | None:
+async def _errors(visit: Visit, account_id: str, begins: float, ends: float) -> list[dict[str, Any]] | None:
     """Returns the requests that were answered with an error, oldest first; None while no gateway answers."""
     given = {"account_id": account_id, "since": begins, "until": ends}
     try:
         found = await visit.console.administer_or_refuse("refusals", given)
     except (Refused, Unavailable):
         return None
-    return [_refusal(line) for line in found["lines"]]
+    return [_error(line) for line in found["lines"]]
 
 
-def _refusal(line: Mapping[str, Any]) -> dict[str, Any]:
+def _error(line: Mapping[str, Any]) -> dict[str, Any]:
     code = str(line.get("code") or "")
     reason = str(line.get("reason") or CODES.get(code) or code)
+    status = line.get("status")
     return {
         "at": datetime.fromisoformat(str(line["time"])).timestamp(),
-        "status": line.get("status"),
+        "status": status,
+        "is_refused": isinstance(status, int) and 400 <= status < 500,
         "code": code,
         "reason": reason,
         "why": CODES.get(code) or reason,
         "model": None if line.get("model") in (None, "none") else line["model"],
         "key": line.get("key"),
         "request_id": line.get("request_id"),
+    }
+
+
+def _numbers(errors: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """Returns how many requests were refused and how many failed; None while no gateway answers."""
+    if errors is None:
+        return {"refused": None, "failures": None, "errors_are_all": True}
+    refused = sum(one["is_refused"] for one in errors)
+    return {"refused": refused, "failures": len(errors) - refused, "errors_are_all": len(errors) < MAX_ERRORS}
+
+
+def _counts(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns each reason with its number of errors, most frequent first, and whether a higher limit would help."""
+    counts = Counter((one["status"], one["code"], one["why"]) for one in errors)
+    of_account = {one["code"] for one in errors if one["code"] in LIMIT_CODES and OF_KEY not in one["reason"]}
+    return [
+        {"status": status, "code": code, "why": why, "number": number, "is_limit": code in of_account}
+        for (status, code, why), number in counts.most_common()
+    ]
+
+
+def _grouped(errors: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Returns neighbours that differ only in numbers, such as the seconds to wait, as one group."""
+
+    def alike(one: Mapping[str, Any]) -> tuple[Any, ...]:
+        return one["status"], one["code"], _NUMBER.sub("#", one["reason"]), one["model"], one["key"]
+
+    return [list(group) for _, group in groupby(errors, alike)]
+
+
+def _by_hour(errors: Sequence[Mapping[str, Any]], begins: float, ends: float) -> dict[str, Any]:
+    """Returns a chart of the errors in each hour (UTC), a series for each reason."""
+    hours = range(int(begins // HOUR_S), int(ends // HOUR_S) + 1)
+    counts = Counter((one["why"], int(one["at"] // HOUR_S)) for one in errors)
+    names = [name for name, _ in Counter(one["why"] for one in errors).most_common()]
+    return {
+        "labels": [datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%dT%H") for hour in hours],
+        "series": [{"name": name.rstrip("."), "values": [counts[name, hour] for hour in hours]} for name in names],
+        "type": "bar",
+        "stacked": True,
     }
 
 

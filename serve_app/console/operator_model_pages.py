@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import comb
 from typing import Any, Final
 
 from fastapi.responses import Response
@@ -16,6 +17,8 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts.calls import Unavailable
 
 ENOUGH: Final = 30  # requests of each backend before a difference means something
+SAME: Final = 0.05  # relative difference below which two times are called the same
+CHANCE: Final = 0.05  # probability below which more failures are no chance
 
 
 async def models(visit: Visit) -> Response:
@@ -39,7 +42,8 @@ async def model(visit: Visit, failed: str = "", error: Refused | None = None) ->
         200 if error is None else error.status,
         model=shown,
         compared=compared,
-        rows=comparison(shown, compared),
+        rows=(rows := comparison(shown, compared)),
+        verdicts=[text for text in map(verdict, rows) if text],
         choices=[*names, *(one["name"] for one in deployed if one["name"] not in names and one["retired_at"] is None)],
         history=[{**one, "at": _unix(one["changed_at"])} for one in shown["history"]],
         prices=[{**one, "at": _unix(one["effective_at"])} for one in shown["prices"]],
@@ -61,6 +65,7 @@ def comparison(shown: Mapping[str, Any], compared: Mapping[str, Any] | None) -> 
     for backend in backends:
         figures = by_name.get(backend["name"])
         row = {**backend, "figures": figures, "changes": {}, "error_rate": None, "is_stable": not rows}
+        row |= {"is_enough": False, "fails_more": False, "stable_rate": None}
         if figures is not None and figures["requests"]:
             row["error_rate"] = figures["failed"] / figures["requests"]
         if stable is not None and figures is not None:
@@ -71,9 +76,46 @@ def comparison(shown: Mapping[str, Any], compared: Mapping[str, Any] | None) -> 
                 if figures[name] and stable[name] and stable[name][cut]
             }
             row["is_enough"] = min(figures["requests"], stable["requests"]) >= ENOUGH
+            row["stable_rate"] = stable["failed"] / stable["requests"] if stable["requests"] else None
+            row["fails_more"] = row["is_enough"] and _fails_more(figures, stable)
         rows.append(row)
         stable = stable or figures
     return rows
+
+
+def _fails_more(figures: Mapping[str, Any], stable: Mapping[str, Any]) -> bool:
+    """Returns whether a backend fails more often than the stable one, by Fisher's exact test."""
+    failed, requests = figures["failed"], figures["requests"]
+    all_failed, all_requests = failed + stable["failed"], requests + stable["requests"]
+    if not failed * stable["requests"] > stable["failed"] * requests:
+        return False
+    ways = sum(
+        comb(requests, number) * comb(stable["requests"], all_failed - number)
+        for number in range(failed, min(requests, all_failed) + 1)
+    )
+    return ways < CHANCE * comb(all_requests, all_failed)
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Returns what the figures of a canary say about it, in a sentence; empty without any."""
+    figures = row["figures"]
+    if row["is_stable"] or not figures or not figures["requests"]:
+        return ""
+    requests, failed, name = figures["requests"], figures["failed"], row["name"]
+    if not row["is_enough"]:
+        return f"{name}: {requests:,} request{'' if requests == 1 else 's'}, too few to judge."
+    told = f"{failed:,} of {requests:,} requests failed"
+    if row["fails_more"]:
+        told += ", more than on the stable backend"
+    elif row["error_rate"] > row["stable_rate"]:
+        told += ", too few to judge"
+    elif failed:
+        told += ", no more than on the stable backend"
+    by = row["changes"].get(("first_token_ms", "p50"))
+    if by is not None:
+        how = "as fast" if abs(by) < SAME else f"{abs(by):.0%} {'slower' if by > 0 else 'faster'}"
+        told += f"; the first token is {how}"
+    return f"{name}: {told}."
 
 
 async def canary(visit: Visit) -> Response:

@@ -174,6 +174,10 @@ async def revenue(visit: Visit) -> Response:
             (row.day or "", row.requests, row.prompt_tokens + row.completion_tokens, row.charged)
             for row in reversed(used.days)
         ]
+    before = await run(operators.SumService(*days.before.bounds, 1))
+    totals, totals_before = _total(used.days), _total(before.days)
+    changes = {name: _change(_figure(totals, name), _figure(totals_before, name)) for name in ("charged", "requests")}
+    changes["active"] = _change(used.active, before.active)
     return visit.page(
         "operator_revenue.html",
         days=days,
@@ -183,7 +187,10 @@ async def revenue(visit: Visit) -> Response:
         chart=_chart(days, parts, used.days, labels),
         table=table,
         labels=labels,
-        totals=_total(used.days),
+        totals=totals,
+        changes=dict.fromkeys(changes)
+        if days.preset == TODAY
+        else changes,  # a part of a day compares with no whole day
         active=used.active,
         currency=used.currency,
     )

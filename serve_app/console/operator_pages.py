@@ -90,11 +90,16 @@ def _folded(told: Iterable[tuple[AuditRecord, Sentence]]) -> list[tuple[AuditRec
     """Returns each record with the number of equal ones that follow it; they are left out."""
     rows: list[tuple[AuditRecord, Sentence, int]] = []
     for one, text in told:
-        if rows and (rows[-1][1], rows[-1][0].address, rows[-1][0].detail) == (text, one.address, one.detail):
-            rows[-1] = (rows[-1][0], text, rows[-1][2] + 1)
+        last = rows[-1] if rows else None
+        if last is not None and (last[1], _told(last[0])) == (text, _told(one)):
+            rows[-1] = (last[0], text, last[2] + 1)
         else:
             rows.append((one, text, 1))
     return rows
+
+
+def _told(one: AuditRecord) -> tuple[object, ...]:
+    return one.actor, one.address, one.detail
 
 
 async def _older(

@@ -68,11 +68,11 @@ class Pressure:
         failed = sum(one.outcome is Outcome.FAILED and one.finished_at > at for one in uncharged)
         return Recent(max(0, await self._requests() - number), failed, (now - at) / 60)
 
-    def rates(self) -> list[float]:
-        """Returns the requests per minute between the samples of each day, oldest first."""
+    def rates(self) -> list[tuple[float, float]]:
+        """Returns the time of each sample and the requests per minute since the one before of its day, oldest first."""
         pairs = zip([*self.served], [*self.served][1:], strict=False)
         return [
-            (last - first) * 60 / (ended - began)
+            (ended, (last - first) * 60 / (ended - began))
             for (began, first), (ended, last) in pairs
             if ended > began and last >= first
         ]
@@ -91,4 +91,8 @@ class Pressure:
 
     def series(self, measure: Measure) -> list[tuple[str, dict[str, float]]]:
         """As `seen_of`, with the clock in UTC as label."""
-        return [(time.strftime("%H:%M", time.gmtime(at)), values) for at, values in self.seen_of(measure)]
+        return [(clock(at), values) for at, values in self.seen_of(measure)]
+
+
+def clock(unix: float) -> str:
+    return time.strftime("%H:%M", time.gmtime(unix))

@@ -25,6 +25,19 @@ def told(action: str, detail: dict[str, Any] | None = None, *, account: str = "a
     return found.text
 
 
+@pytest.mark.parametrize(
+    ("actor", "name"),
+    [
+        ("make serve key:f6e1909ec1f5", "make serve (operator key)"),
+        ("key:f6e1909ec1f5", "The operator key f6e1909ec1f5"),
+        ("deployment", "The configuration"),
+        ("monkey:f6e1909ec1f5", "monkey:f6e1909ec1f5"),
+    ],
+)
+def test_an_operator_key_reads_as_words(actor: str, name: str) -> None:
+    assert sentence(AuditRecord(1, 0.0, actor, "sign_in", "user_1", "acct_1", {}), NAMES).actor == name
+
+
 def change(was: Any, now: Any) -> dict[str, Any]:
     return {"was": was, "is": now}
 

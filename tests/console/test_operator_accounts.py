@@ -1,4 +1,4 @@
-"""The page of an account says why its requests were refused, who may use it, and what operators know of it."""
+"""The page of an account says why requests were refused or failed, who may use it, and what operators know of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serve_app.contracts.limits import Contract
 from serve_app.contracts.units import utc_text
 from tests.accounting.books import NOON
 
-from .conftest import House, cells, operator, submit
+from .conftest import House, cells, chart, operator, submit, words
 
 MINUTE = 60.0
 
@@ -36,15 +36,50 @@ def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> No
         "refusals",
         {"account_id": house.account_id, "since": NOON - 15 * MINUTE, "until": NOON + 5 * MINUTE},
     )
-    assert '<strong class="num">2 ×</strong> More requests per minute than the limit.' in page
+    assert "Why, from 1 Jun 2026, 11:45 UTC to 1 Jun 2026, 12:05 UTC 3 refused, 0 failed" in words(page)
+    assert "429 2 × More requests per minute than the limit." in words(page)
     assert "The account&#39;s balance did not cover the request." in page  # a line without its reason
     assert page.index("<code>r60</code>") < page.index("<code>r300</code>")
-    assert "Why, from 1 Jun 2026, 11:45 UTC to 1 Jun 2026, 12:05 UTC" in page
     actions = [one.action for one in house.ledger.audit_log(house.account_id)[:3]]
     assert actions == ["read_refusals", "read_refusals", "read_account"]
     answer = browser.get(f"{path}/refusals", params={"at": "14:05"})
     assert answer.status_code == 422
     assert "Give the time as YYYY-MM-DDTHH:MM, in UTC." in answer.text
+
+
+def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_one_row(house: House) -> None:
+    wait = "Requests per minute: the limit is 3 and 3 are in use. Try again in {} seconds."
+    lines = [
+        line(7200, 503, code="server_error", reason="The reply failed."),
+        *(line(seconds, reason=wait.format(seconds)) for seconds in (300, 240, 180)),
+        line(120, 200, code="server_error", reason="The stream broke off."),
+        line(60, reason="Tokens per minute: the limit of this API key is 9 and 9 are in use.", code="tokens", key="k1"),
+    ]
+    house.answers["refusals"] = {"lines": lines, "is_complete": True}
+    browser, path = operator(house, "support", "sue@example.org"), f"/console/operator/accounts/{house.account_id}"
+    page = words(browser.get(path).text)
+    assert "Refused 4 in 24 hours; 2 failed" in page
+    assert "3 times since 1 Jun 2026, 11:55:00 UTC , svc-chat" in page
+    page = browser.get(f"{path}/refusals").text
+    assert "4 refused, 2 failed" in words(page)
+    assert "the latest of 3" in page
+    assert "2 more since 1 Jun 2026, 11:55:00 UTC" in words(page)
+    assert page.count(f'href="{path}#limits"') == 1  # the other limit is the key's own
+    assert chart(page, "errors")["labels"][-2:] == ["2026-06-01T11", "2026-06-01T12"]
+    assert {one["name"]: sum(one["values"]) for one in chart(page, "errors")["series"]} == {
+        "More requests per minute than the limit": 3,
+        "The service failed": 2,
+        "More tokens per minute than the limit, or than the model's load left": 1,
+    }
+    assert ">API key</th>" in page
+    page = browser.get(f"{path}/refusals", params={"code": "server_error", "at": "2026-06-01T11:58"}).text
+    assert f'href="{path}/refusals?at=2026-06-01T11%3A58&code=requests"' in page.replace("&amp;", "&")
+    table = page[page.index("Latest first") :]
+    assert "The stream broke off." in table
+    assert "3 are in use" not in table
+    assert ">API key</th>" not in table
+    house.answers["refusals"] = {"lines": lines * 40, "is_complete": True}
+    assert "Refused ≥ 160 in 24 hours; ≥ 80 failed" in words(browser.get(path).text)  # a gateway returns the latest
 
 
 def test_an_account_is_shown_while_gateways_and_limiters_are_away(house: House) -> None:

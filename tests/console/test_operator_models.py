@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.console.operator_model_pages import comparison
+from serve_app.console.operator_model_pages import comparison, verdict
 
 from .conftest import House, operator, submit
 
@@ -85,6 +85,41 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
     assert "Start a canary" in page
     assert "A canary is a second backend" in page
     assert "Percentages compare" not in page
+
+
+@pytest.mark.parametrize(
+    ("requests", "failed", "first", "stable_failed", "says"),
+    [
+        (29, 9, 100, 0, "new: 29 requests, too few to judge."),
+        (64, 0, 100, 3, "new: 0 of 64 requests failed; the first token is as fast."),
+        (64, 1, 87, 3, "new: 1 of 64 requests failed, too few to judge; the first token is 13% faster."),
+        (
+            64,
+            1,
+            150,
+            20,
+            "new: 1 of 64 requests failed, no more than on the stable backend; the first token is 50% slower.",
+        ),
+        (64, 3, 100, 3, "new: 3 of 64 requests failed, more than on the stable backend; the first token is as fast."),
+    ],
+)
+def test_one_sentence_says_what_the_figures_mean(
+    requests: int, failed: int, first: float, stable_failed: int, says: str
+) -> None:
+    stable = figures("stable", 100, requests=1240, failed=stable_failed)
+    rows = comparison(MODEL, {"backends": [figures("new", first, requests=requests, failed=failed), stable]})
+    assert [verdict(row) for row in rows] == ["", says]
+    assert [row["fails_more"] for row in rows] == [False, "more than" in says and "no more" not in says]
+
+
+def test_only_more_failures_than_on_the_stable_backend_are_red(served: House) -> None:
+    browser = operator(served, "read-only", "ray@example.org")
+    for failed, is_red in ((1, False), (30, True)):
+        compared = [figures("new", 100, failed=failed), figures("stable", 100, requests=1240, failed=12)]
+        served.answers["comparison"] = {"backends": compared, "seconds": 900.0, "is_complete": True}
+        page = browser.get(PATH).text
+        assert ('<span class="text-red">' in page) == is_red
+        assert "same" in page
 
 
 def test_prices_name_their_currency(served: House) -> None:

@@ -97,6 +97,14 @@ def test_the_overview_names_who_spends_most_today_and_the_error_rate(house: Hous
     assert "users are not served" in browser.get("/console/operator").text
 
 
+def test_the_list_of_accounts_says_what_each_spent_today(house: House) -> None:
+    ids = spent(house)
+    page = operator(house, "read-only", "ann@example.org").get("/console/operator/accounts").text
+    [_, _, today, month, *_] = cells(page, f"Large{ids['Large']}")
+    assert today == month == "< 0.01"  # three cheap requests
+    assert cells(page, f"Ada&#39;s{house.account_id}")[2] == "0.00"
+
+
 def test_the_overview_counts_refused_requests_and_leads_to_their_reasons(house: House) -> None:
     ids = spent(house)
     browser = operator(house, "read-only", "ann@example.org")
@@ -135,3 +143,7 @@ def test_the_revenue_sums_to_the_same_total_by_day_model_and_account(house: Hous
     assert {row["account_id"] for row in rows} == set(ids.values())
     page = browser.get("/console/operator/revenue", params={"from": "2026-01-01", "to": "2026-01-05"}).text
     assert "No revenue in this range" in page
+    page = words(browser.get("/console/operator/revenue", params={"days": "30"}).text)
+    assert "Revenue +100%" in page  # than in the 30 days before
+    assert "Requests +200%" in page
+    assert "+" not in words(browser.get("/console/operator/revenue", params={"days": "1"}).text)

@@ -94,6 +94,7 @@ def test_a_large_credit_needs_a_second_operator(house: House) -> None:
     page = fred.get(credits).text
     assert "&lt;b&gt;invoice 7&lt;/b&gt;" in page
     assert "by fay@example.org" in page
+    assert "No credit was given in the console yet." in page
     assert balance(house) == 5
     [approve] = {part for part in page.split('"') if part.endswith("/approve")}
     assert approve not in fay.get(credits).text
@@ -138,7 +139,7 @@ def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None
         {"holder": "gateway-2", "open_requests": 0, "spool": None},
     ]
     page = browser.get(path).text
-    assert cells(page, "gateway-1") == ["7", "3", "900", "12.5 s", "Unavailable"]
+    assert cells(page, "gateway-1") == ["7", "3", "900 bytes", "12.5 s", "Unavailable"]
     assert cells(page, "gateway-2") == ["0", "Not reported yet"]
     stray = settlement("r9", "acct_none", "key_none")
     [answer] = house.ledger.settle([stray])
@@ -149,7 +150,7 @@ def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None
     assert "acct_none</a></td>" in page
     house.live = None
     page = browser.get(path).text
-    assert "No limiter responds" in page
+    assert "what its gateways keep is not known right now" in page
     assert "No difference found." in page
 
 
@@ -191,6 +192,8 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
     assert "&lt;b&gt;Ada" in page
     assert 'hx-get="/console/operator/live" hx-select="#now"' in page
     assert "smollm2 is overloaded: the limits of its users are lowered to 50%." in page
+    assert chart(page, "speed")["labels"] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
+    assert 'id="rate-data"' not in page  # four rates between five samples
     assert chart(page, "pressure") == {
         "labels": ["12:00", "12:01", "12:02", "12:03", "12:04"],
         "series": [{"name": "smollm2", "values": levels}],
@@ -217,7 +220,7 @@ async def test_the_live_view_counts_the_requests_of_the_last_minutes(house: Hous
         house.clock.now = NOON + 60 * minute
         serve(minute, Outcome.FAILED if minute == 4 else Outcome.COMPLETED)
         await pressure.look()
-    assert pressure.rates() == [1.0] * 4
+    assert pressure.rates() == [(NOON + 60 * minute, 1.0) for minute in range(1, 5)]
     assert await pressure.recent() == Recent(requests=4, failed=1, minutes=4.0)
     browser = operator(house, "read-only", "ann@example.org")
     for path in ("/console/operator/live", "/console/operator"):
@@ -251,7 +254,14 @@ async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_man
     page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
     assert [one["name"] for one in chart(page, "pressure")["series"]] == [f"b{number}" for number in range(DRAWN)]
     assert "The 2 backends with the lowest values are not drawn." in page
-    assert "Since 1 Jun 2026, 12:00 UTC." in page
+    assert "Charts since 1 Jun 2026, 12:00 UTC." in page
+
+
+def test_the_account_half_of_the_navigation_folds_for_operators_on_their_pages(house: House) -> None:
+    browser = operator(house, "read-only", "ann@example.org")
+    assert '<details class="nav-fold"><summary>' in browser.get("/console/operator").text
+    assert '<details class="nav-fold" open><summary>' in browser.get("/console/profile").text
+    assert "nav-fold" not in house.member("eve@example.org").get("/console/profile").text
 
 
 def test_operators_find_their_reference_in_the_navigation_in_the_consoles_look(house: House) -> None:

@@ -104,7 +104,6 @@
   const COLOURS = ["#066fd1", "#f76707", "#2fb344", "#ae3ec9", "#f59f00", "#0ca678", "#d6336c", "#4263eb", "#74b816", "#667382"];
   const REDS = ["#d63939", "#f0883e", "#a61e4d", "#e8a0a0", "#7a1414", "#c98a2b", "#f06595", "#862e2e"];
   const STATUS_COLOURS = { Completed: "#2fb344", Failed: "#d63939", "Cancelled by the client": "#8a97a8" };
-  const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]]; // lines that lie on each other stay visible
   // "2026-11-26" is shown as "26 Nov", and an hour of it as "05:00".
   function moment(label, _, all) {
     const found = /^(\d{4}-\d\d-\d\d)(?:T(\d\d))?$/.exec(label);
@@ -130,8 +129,8 @@
         labels: data.labels.map(moment),
         datasets: data.series.map((one, index) => ({
           label: one.name, data: one.values, backgroundColor: colour(one, index), borderColor: colour(one, index),
-          borderWidth: line ? 2 : 0, borderRadius: 2, borderDash: line ? DASHES[index % DASHES.length] : undefined,
-          pointRadius: line && data.labels.length <= 24 ? 2 : 0, pointHitRadius: 12, spanGaps: true, tension: 0.25, maxBarThickness: 40,
+          borderWidth: line ? 2 : 0, borderRadius: 2,
+          pointRadius: line && data.labels.length <= 24 ? 2 : 0, pointHitRadius: 12, spanGaps: true, maxBarThickness: 40,
         })),
       },
       options: {
