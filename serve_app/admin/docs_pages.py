@@ -22,6 +22,7 @@ REFERENCE: Final = "API reference"
 MIN_COMPRESSED: Final = 8192
 #: Files of the console below `/docs`: by their name there, the path among the console's files.
 LOOK: Final = {
+    "inter.woff2": "vendor/inter.woff2",
     "tabler.min.css": "vendor/tabler.min.css",
     "console.css": "console.css",
     "page.css": "docs.css",
@@ -40,6 +41,7 @@ _PAGE: Final = """\
 <title>{title} · {brand}</title>
 <script src="{docs}/theme.js"></script>
 <link rel="icon" href="{docs}/favicon.ico">
+<link rel="preload" href="{docs}/{font}" as="font" type="font/woff2" crossorigin>
 <link rel="stylesheet" href="{docs}/tabler.min.css">
 <link rel="stylesheet" href="{docs}/console.css">
 {styles}<link rel="stylesheet" href="{docs}/page.css">
@@ -105,6 +107,7 @@ def _framed(
         brand=html.escape(brand.name),
         docs=docs,
         styles=styles,
+        font=_font(),
         logo=mark if brand.logo is None else picture,
         links="".join(_link(*link) + "\n" for link in links),
         sun=_icon("sun"),
@@ -137,11 +140,21 @@ def _icon(name: str) -> str:
 
 
 @cache
+def _font() -> str:
+    """Returns the address of the typeface below `/docs`, as the console's style sheet has it."""
+    style = (files("serve_app.console") / "static" / "console.css").read_text()
+    found = re.search(r'url\("(inter\.woff2\?v=\w+)"\)', style)
+    assert found is not None
+    return found[1]
+
+
+@cache
 def look_file(name: str) -> tuple[bytes, bytes | None]:
     """Returns a file of LOOK or VIEWER, as it is and compressed; small ones are not compressed."""
     folder = files("serve_app.console") / "static" if name in LOOK else _viewer_folder()
     content = (folder / LOOK.get(name, name)).read_bytes()
-    return content, gzip.compress(content, 9, mtime=0) if len(content) >= MIN_COMPRESSED else None
+    is_compressed = len(content) >= MIN_COMPRESSED and not name.endswith(".woff2")
+    return content, gzip.compress(content, 9, mtime=0) if is_compressed else None
 
 
 def _viewer_folder() -> Path:

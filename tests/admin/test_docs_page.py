@@ -92,6 +92,16 @@ async def test_the_page_loads_nothing_from_other_hosts_and_can_not_be_framed(htt
         assert answer.headers["x-content-type-options"] == "nosniff", path
 
 
+async def test_the_typeface_is_loaded_early_once_and_kept(http: httpx.AsyncClient) -> None:
+    page = await http.get("/docs")
+    [preloaded] = re.findall(r'<link rel="preload" href="docs/([^"]+)" as="font"', page.text)
+    assert f'url("{preloaded}")' in (await http.get("/docs/console.css")).text
+    font = await http.get(f"/docs/{preloaded}")
+    assert (font.content[:4], font.headers["content-type"]) == (b"wOF2", "font/woff2")
+    assert "immutable" in font.headers["cache-control"]
+    assert "font-src 'self'" in page.headers["content-security-policy"]
+
+
 async def test_no_file_outside_of_the_page_is_served(http: httpx.AsyncClient) -> None:
     for name in ("redoc.standalone.js", "..%2f__init__.py", "../core.py", "nothing.js"):
         assert (await http.get(f"/docs/{name}")).status_code == 404
@@ -126,7 +136,7 @@ async def test_the_pages_have_the_products_header_and_the_way_to_the_console(
         page = (await http.get(path)).text
         assert "· Ada &amp; Co</title>" in page
         assert '<a class="btn ms-2" href="/console/">Console</a>' in page
-        for name in set(re.findall(r'(?:src|href)="((?:docs|\.\.)/[\w.]+)["#]', page)):
+        for name in set(re.findall(r'(?:src|href)="((?:docs|\.\.)/[\w.]+)["#?]', page)):
             answer = await http.get(str(httpx.URL(f"http://service.test{path}").join(name).raw_path, "ascii"))
             assert answer.status_code == 200, (path, name)
     assert "--tblr-primary: #0a7f3f" in (await http.get("/docs/brand.css")).text
