@@ -73,8 +73,9 @@ def admin_router(admin: AdminServices) -> APIRouter:
         return Response(encoded, media_type="application/json", headers={"cache-control": "no-store"})
 
     @router.get("/docs")
-    async def docs_page() -> Response:
-        return Response(reference_page(admin.brand, admin.console()), media_type="text/html", headers=_SAFE)
+    async def docs_page(request: Request) -> Response:
+        page = reference_page(admin.brand, admin.console(), address_of(request))
+        return Response(page, media_type="text/html", headers=_SAFE)
 
     @router.get("/docs/guides/{name}")
     async def docs_guide(request: Request, name: str) -> Response:

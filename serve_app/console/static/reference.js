@@ -23,6 +23,7 @@ for (const button of document.querySelectorAll(".code .copy")) {
 }
 
 if (shown) {
+  const place = location.hash; // the viewer rewrites it
   const viewer = document.createElement("script");
   viewer.src = shown.dataset.viewer;
   viewer.addEventListener("load", () => {
@@ -33,6 +34,16 @@ if (shown) {
       defaultModelsExpandDepth: 0,
       displayRequestDuration: true,
       validatorUrl: null, // it would send the document to another site
+      onComplete: () => {
+        // An operation that is open from the start, where there is room for its example and no other one is asked for.
+        const [tag, operation] = (shown.dataset.open ?? "").split("/");
+        if (operation && !place && matchMedia("(min-width: 992px)").matches)
+          window.ui.getStore().dispatch({ type: "layout_show", payload: { thing: ["operations", tag, operation], shown: true } });
+        if (place.startsWith("#operations-tag-")) {
+          history.replaceState(null, "", place);
+          document.getElementById(place.slice(1))?.scrollIntoView();
+        }
+      },
     });
   });
   document.head.append(viewer);
