@@ -26,6 +26,11 @@ if (shown) {
   const place = location.hash; // the viewer rewrites it
   const viewer = document.createElement("script");
   viewer.src = shown.dataset.viewer;
+  // What the viewer leaves out for the keyboard and screen readers.
+  new MutationObserver(() => {
+    for (const one of shown.querySelectorAll("pre.microlight:not([tabindex])")) one.tabIndex = 0;
+    for (const one of shown.querySelectorAll(".examples-select-element:not([aria-label])")) one.setAttribute("aria-label", "Example");
+  }).observe(shown, { childList: true, subtree: true });
   viewer.addEventListener("load", () => {
     window.ui = SwaggerUIBundle({
       url: shown.dataset.document,
