@@ -80,15 +80,15 @@ EXAMPLE_REPLY: Final[Mapping[str, Any]] = {
     "choices": [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "Air scatters blue light more than red light."},
+            "message": {"role": "assistant", "content": "Air scatters blue light most."},
             "logprobs": None,
             "finish_reason": "stop",
         }
     ],
     "usage": {
         "prompt_tokens": 28,
-        "completion_tokens": 10,
-        "total_tokens": 38,
+        "completion_tokens": 8,
+        "total_tokens": 36,
         "prompt_tokens_details": {"cached_tokens": 0},
         "prompt_cache_hit_tokens": 0,
         "prompt_cache_miss_tokens": 28,
