@@ -122,7 +122,7 @@ bench-console: $(VENV)/.base ## measure how much 50 people who browse the consol
 bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages and how large they are, six minutes (needs chromium and chromium-driver)
 	@$(BIN)/python -m bench.console.paint $(ARGS)
 
-console-assets: $(VENV)/.base ## fetch the console's style sheet, scripts and icons from their npm packages (needs npm)
+console-assets: $(VENV)/.base ## fetch the style sheet, scripts, icons and typeface of the console from their npm packages (needs npm)
 	@$(BIN)/python -m serve_app.console.assets
 
 bench-limits: $(VENV)/.base ## measure the cost of one admission

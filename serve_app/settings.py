@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -182,8 +182,11 @@ class _StateArgs(_Strict):
         return path
 
 
+_PAGE_ADDRESS: Final = r"^(https?://[^\s<>]+)?$"
+
+
 class BrandSettings(_Strict):
-    """Name, logo and colour of the product on its pages."""
+    """Name, look and links of the product on its pages."""
 
     name: Annotated[str, Field(min_length=1, max_length=40)] = "serve-app"
     """The product's name."""
@@ -191,6 +194,20 @@ class BrandSettings(_Strict):
     """File of the logo, an SVG or a PNG, square. Default: a built-in icon."""
     accent: Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")] = "#066fd1"
     """Colour of buttons and links, as `#RRGGBB`. White text must be legible on it."""
+    terms_url: Annotated[str, Field(pattern=_PAGE_ADDRESS)] = ""
+    """Address of your terms of service. Visitors see each link of `brand` that you set below every public page."""
+    privacy_url: Annotated[str, Field(pattern=_PAGE_ADDRESS)] = ""
+    """Address of your privacy policy."""
+    contact: Annotated[str, Field(pattern=rf"{_PAGE_ADDRESS}|^[^@\s<>]+@[^@\s<>]+$")] = ""
+    """E-mail address, or address of a page, for questions."""
+    status_url: Annotated[str, Field(pattern=_PAGE_ADDRESS)] = ""
+    """Address of your status page."""
+
+    def links(self) -> list[tuple[str, str]]:
+        """Returns names and addresses of the operator's pages."""
+        contact = self.contact if not self.contact or "://" in self.contact else f"mailto:{self.contact}"
+        pages = {"Terms": self.terms_url, "Privacy": self.privacy_url, "Contact": contact, "Status": self.status_url}
+        return [(name, address) for name, address in pages.items() if address]
 
     @field_validator("logo")
     @classmethod
@@ -241,7 +258,7 @@ class GatewayArgs(_StateArgs):
     """Whether `/account/alerts` accepts addresses that are not public, http, and any port. Must equal the console's
     setting."""
     brand: BrandSettings = BrandSettings()
-    """Name, logo and colour of the product on the pages below `/docs`. Should equal the console's setting."""
+    """Name, look and links of the product on the pages below `/docs`. Should equal the console's setting."""
 
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:
@@ -353,7 +370,7 @@ class ConsoleArgs(_StateArgs):
     signup_credit_per_day: str = "0"
     """Maximum total of the credit that accounts get at sign-up in 24 hours. Accounts beyond it start without credit."""
     brand: BrandSettings = BrandSettings()
-    """Name, logo and colour of the product."""
+    """Name, look and links of the product."""
     seller: SellerSettings = SellerSettings()
     """Company on statements and invoices."""
 

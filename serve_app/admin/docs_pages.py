@@ -15,13 +15,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from serve_app.admin.guides import FOLDER, GUIDES
+from serve_app.admin.document import CUSTOMER_TAGS
+from serve_app.admin.guides import EXAMPLE, FOLDER, GUIDES
 from serve_app.settings import BrandSettings
 
 REFERENCE: Final = "API reference"
 MIN_COMPRESSED: Final = 8192
 #: Files of the console below `/docs`: by their name there, the path among the console's files.
 LOOK: Final = {
+    "inter.woff2": "vendor/inter.woff2",
     "tabler.min.css": "vendor/tabler.min.css",
     "console.css": "console.css",
     "page.css": "docs.css",
@@ -40,6 +42,7 @@ _PAGE: Final = """\
 <title>{title} · {brand}</title>
 <script src="{docs}/theme.js"></script>
 <link rel="icon" href="{docs}/favicon.ico">
+<link rel="preload" href="{docs}/{font}" as="font" type="font/woff2" crossorigin>
 <link rel="stylesheet" href="{docs}/tabler.min.css">
 <link rel="stylesheet" href="{docs}/console.css">
 {styles}<link rel="stylesheet" href="{docs}/page.css">
@@ -48,30 +51,34 @@ _PAGE: Final = """\
 </head>
 <body>
 <a class="skip btn btn-primary" href="#main">Skip to the content</a>
-<header class="navbar navbar-expand service"><div class="container-fluid wide">
-<a class="navbar-brand" href="/">{logo} <span class="brand-name">{brand}</span></a>
+<header class="navbar navbar-expand visitors service"><div class="container-fluid page-width">
+<a class="navbar-brand" href="/">{logo} <span class="brand-name text-truncate">{brand}</span></a>
 <nav class="navbar-nav ms-auto align-items-center" aria-label="Service">
-{links}<button type="button" class="btn btn-action" data-theme-toggle aria-label="Dark or light" hidden>{sun}</button>
+{links}<button type="button" class="btn btn-action" data-theme-toggle aria-label="Dark or light" hidden>\
+{sun}{moon}</button>
 {console}</nav>
 </div></header>
-<div class="container-fluid wide docs">
+<div class="container-fluid page-width docs">
 {side}<main id="main" class="{kind}" tabindex="-1">
 {content}</main>
 {contents}</div>
-</body>
+{foot}</body>
 </html>
 """
-_VIEWER: Final = """\
-<h1 class="visually-hidden">API reference</h1>
-<div id="docs" data-document="openapi.json" data-viewer="docs/swagger-ui-bundle.js"><noscript>This page needs \
-JavaScript. Read <a href="openapi.json">openapi.json</a> instead.</noscript></div>
+_VIEWER: Final = f"""\
+<h1>{REFERENCE}</h1>
+<dl class="facts"><dt>Base URL</dt><dd><code>{EXAMPLE}/v1</code></dd>
+<dt>OpenAPI document</dt><dd><a href="openapi.json">openapi.json</a></dd></dl>
+<div id="docs" data-document="openapi.json" data-viewer="docs/swagger-ui-bundle.js" \
+data-open="Chat/createChatCompletion"><noscript>This page needs JavaScript. Read openapi.json instead.</noscript></div>
 """
 
 
-def reference_page(brand: BrandSettings, console: str | None) -> str:
-    """Returns the customers' API reference. Addresses are relative: it is the same below `/` and `/v1`."""
+def reference_page(brand: BrandSettings, console: str | None, address: str = EXAMPLE) -> str:
+    """Returns the customers' API reference for the service at `address`. It is the same below `/` and `/v1`."""
     styles = '<link rel="stylesheet" href="docs/swagger-ui.css">\n'
-    return _framed(REFERENCE, _VIEWER, brand, console, "docs", "", styles=styles, kind="reference")
+    content = _VIEWER.replace(EXAMPLE, html.escape(address))
+    return _framed(REFERENCE, content, brand, console, "docs", "", styles=styles, kind="reference")
 
 
 def guide_page(
@@ -99,22 +106,28 @@ def _framed(
     links += [(f"{top}docs", REFERENCE, title == REFERENCE)]
     picture = f'<img class="brand-logo" src="{docs}/logo" alt="" width="28" height="28">'
     mark = f'<span class="brand-logo brand-mark">{_icon("bolt")}</span>'
+    legal = "".join(
+        f'<a class="link-secondary" href="{html.escape(address)}">{name}</a>' for name, address in brand.links()
+    )
     inside = "".join(f'<li><a href="#{anchor}">{html.escape(one)}</a></li>' for anchor, one in sections)
     return _PAGE.format(
         title=title,
         brand=html.escape(brand.name),
         docs=docs,
         styles=styles,
+        font=_font(),
         logo=mark if brand.logo is None else picture,
         links="".join(_link(*link) + "\n" for link in links),
-        sun=_icon("sun"),
+        sun=_icon("sun", "hide-theme-dark"),
+        moon=_icon("moon", "hide-theme-light"),
         console="" if console is None else f'<a class="btn ms-2" href="{html.escape(console)}/">Console</a>\n',
-        side=_side(guides, title) if kind == "guide" else "",
+        side=_side(guides, title, f"{top}docs"),
         kind=kind,
         content=content,
         contents=f'<nav class="contents" aria-label="On this page"><h2>On this page</h2><ul>{inside}</ul></nav>\n'
         if len(sections) > 1
         else "",
+        foot=f'<footer class="page-width foot">{legal}</footer>\n' if legal else "",
     )
 
 
@@ -122,18 +135,34 @@ def _link(href: str, text: str, is_here: bool) -> str:
     return f'<a class="nav-link" href="{href}"{" aria-current=page" if is_here else ""}>{text}</a>'
 
 
-def _side(guides: Sequence[tuple[str, str]], title: str) -> str:
-    links = "".join(_link(href, text, text == title) for href, text in guides)
-    return f'<nav class="guides" aria-label="Guides"><h2>Guides</h2>{links}</nav>\n'
+def _side(guides: Sequence[tuple[str, str]], title: str, reference: str) -> str:
+    """Returns the navigation: the guides, and the groups of operations."""
+    groups = [(f"{reference}#operations-tag-{name.replace(' ', '_')}", name) for name in CUSTOMER_TAGS]
+    parts = [("Guides", guides, title != REFERENCE), (REFERENCE, groups, title == REFERENCE)]
+    side = ""
+    for name, pages, is_here in parts:
+        if pages:
+            links = "".join(_link(href, text, text == title) for href, text in pages)
+            side += f'<div class="part{" here" if is_here else ""}"><h2>{name}</h2>{links}</div>'
+    return f'<nav class="guides" aria-label="Documentation">{side}</nav>\n'
 
 
 @cache
-def _icon(name: str) -> str:
+def _icon(name: str, kind: str = "") -> str:
     """Returns an icon as part of the page, which needs only a few."""
     sprite = (files("serve_app.console") / "static" / "vendor" / "icons.svg").read_text()
     found = re.search(rf'<symbol id="{name}"(.*?)</symbol>', sprite)
     assert found is not None
-    return f'<svg class="icon" aria-hidden="true"{found[1]}</svg>'
+    return f'<svg class="icon{" " * bool(kind)}{kind}" aria-hidden="true"{found[1]}</svg>'
+
+
+@cache
+def _font() -> str:
+    """Returns the address of the typeface below `/docs`, as the console's style sheet has it."""
+    style = (files("serve_app.console") / "static" / "console.css").read_text()
+    found = re.search(r'url\("(inter\.woff2\?v=\w+)"\)', style)
+    assert found is not None
+    return found[1]
 
 
 @cache
@@ -141,7 +170,8 @@ def look_file(name: str) -> tuple[bytes, bytes | None]:
     """Returns a file of LOOK or VIEWER, as it is and compressed; small ones are not compressed."""
     folder = files("serve_app.console") / "static" if name in LOOK else _viewer_folder()
     content = (folder / LOOK.get(name, name)).read_bytes()
-    return content, gzip.compress(content, 9, mtime=0) if len(content) >= MIN_COMPRESSED else None
+    is_compressed = len(content) >= MIN_COMPRESSED and not name.endswith(".woff2")
+    return content, gzip.compress(content, 9, mtime=0) if is_compressed else None
 
 
 def _viewer_folder() -> Path:

@@ -38,7 +38,7 @@ from serve_app.admin.completions_operation import completions_operation
 from serve_app.admin.endpoint import Endpoint
 from serve_app.admin.values import Reply, Schema
 from serve_app.api.chat_door import ChatDoor
-from serve_app.api.chat_examples import EXAMPLES
+from serve_app.api.chat_examples import EXAMPLE_REPLY, EXAMPLES
 from serve_app.api.chat_openapi import REF, chat_request_schemas
 from serve_app.api.completions_models import Completion, CompletionChunk
 from serve_app.api.completions_openapi import completion_request_schemas
@@ -70,7 +70,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
 )
 
 _ABOUT: Final = """\
-Chat completions for existing SDKs: set the base URL to this service, and use your API key.
+Set the base URL of your SDK to this service, and use your API key.
 
 Every path works with and without `/v1`. Bodies are JSON in UTF-8; write integers without a decimal point. Every \
 response has `x-request-id`. Errors have the body `Error`, including 404 for an unknown path and 405 for a method that \
@@ -84,15 +84,15 @@ A refused request is not billed. It does not count against a limit, except for a
 as one request with its prompt."""
 """Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
-    "Chat": "Chat completions.",
-    "Responses": "The same replies in the Responses format.",
-    "Messages": "The same replies in the Messages format.",
-    "Tokens": "Tokens of texts, and texts of tokens.",
-    "Completions": "Text completions, without a chat template.",
-    "Models": "Available models.",
-    "Account": "Your balance and usage.",
-    "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
-    "Service": "Health of the service. No key is needed.",
+    "Chat": "Reply to a conversation.",
+    "Responses": "Reply in the Responses format. Stored replies can be read again.",
+    "Messages": "Reply in the Messages format of the Anthropic SDKs.",
+    "Tokens": "Convert text to tokens and back.",
+    "Completions": "Continue a text, without a chat template.",
+    "Models": "List the models that you can call.",
+    "Account": "Read your balance and usage, with an API key.",
+    "Account management": "Manage keys and alerts, and read usage, with a management key.",
+    "Service": "Check whether the service is up. No key is needed.",
     "Operator: Accounts": "Accounts, funds and limits.",
     "Operator: Keys": "API keys.",
     "Operator: People": "Users of the console.",
@@ -101,6 +101,8 @@ _TAGS: Final = {
     "Operator: Models": "Model identifiers, traffic, prices and backends.",
     "Operator: Service": "Ledger checks, audit log and live view.",
 }
+#: Groups of the operations for customers.
+CUSTOMER_TAGS: Final = tuple(name for name in _TAGS if not name.startswith("Operator: "))
 OPERATORS_PATH: Final = "/admin/"
 _PATH_PARAMETERS: Final = {
     "month": "Month in UTC, such as 2026-11.",
@@ -146,8 +148,8 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "serve-app", "version": __version__, "description": _ABOUT},
         "servers": [
-            {"url": "/v1", "description": "As SDKs write it"},
-            {"url": "/", "description": "The same, shorter"},
+            {"url": "/v1", "description": "The base URL for SDKs"},
+            {"url": "/", "description": "The same operations without a version"},
         ],
         "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
         "paths": paths,
@@ -336,6 +338,7 @@ def _chat() -> Schema:
         "ChatCompletion",
         ("x-trace-id", "server-timing", *responses.RATE_LIMITS, "idempotency-replayed"),
     )
+    reply["content"]["application/json"]["examples"] = {"conversation": {"summary": "A reply", "value": EXAMPLE_REPLY}}
     reply["content"][ChatDoor.stream_type.partition(";")[0]] = {
         "schema": {"$ref": f"{REF}ChatCompletionEvent"},
         "examples": {"stream": {"summary": "A short stream", "value": _EXAMPLE_STREAM}},

@@ -185,9 +185,15 @@ def _error_schema(types: list[str], codes: list[str], description: str) -> Schem
 def error_responses() -> dict[str, Schema]:
     """Returns one response for each status, by name."""
     return {
-        error.name: json_response(error.description, f"{error.name}Error", _ERROR_HEADERS.get(status, ()))
+        error.name: json_response(_told(status, error), f"{error.name}Error", _ERROR_HEADERS.get(status, ()))
         for status, error in _ERRORS.items()
     }
+
+
+def _told(status: int, error: _Error) -> str:
+    """Returns an error's description with its codes, and where to read how long to wait."""
+    text = f"{error.description} `code`: {', '.join(f'`{code}`' for code in error.codes)}."
+    return f"{text} Wait for the seconds in `retry-after`." if "retry-after" in _ERROR_HEADERS.get(status, ()) else text
 
 
 def errors(*statuses: int) -> dict[str, Schema]:

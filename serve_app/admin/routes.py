@@ -31,7 +31,7 @@ from serve_app.gateway.front import address_of, brand_style, icon
 # Swagger UI sets styles from scripts and embeds its icons as data: URLs.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _SAFE: Final = {
     "content-security-policy": _POLICY,
@@ -40,6 +40,7 @@ _SAFE: Final = {
 }
 _KEPT: Final = {"cache-control": "max-age=3600"}
 _KEPT_A_DAY: Final = {"cache-control": "max-age=86400"}
+_KEPT_FOREVER: Final = {"cache-control": "public, max-age=31536000, immutable"}
 
 
 class _ModelName(PathConvertor):
@@ -72,8 +73,9 @@ def admin_router(admin: AdminServices) -> APIRouter:
         return Response(encoded, media_type="application/json", headers={"cache-control": "no-store"})
 
     @router.get("/docs")
-    async def docs_page() -> Response:
-        return Response(reference_page(admin.brand, admin.console()), media_type="text/html", headers=_SAFE)
+    async def docs_page(request: Request) -> Response:
+        page = reference_page(admin.brand, admin.console(), address_of(request))
+        return Response(page, media_type="text/html", headers=_SAFE)
 
     @router.get("/docs/guides/{name}")
     async def docs_guide(request: Request, name: str) -> Response:
@@ -107,11 +109,12 @@ def _responder(endpoint: Endpoint, admin: AdminServices) -> Callable[[Request], 
 
 
 def _look(name: str) -> Callable[[Request], Awaitable[Response]]:
-    media_type = mimetypes.guess_type(name)[0]
+    media_type = "font/woff2" if name.endswith(".woff2") else mimetypes.guess_type(name)[0]
 
     async def send(request: Request) -> Response:
         content, compressed = await asyncio.to_thread(look_file, name)  # compressing the viewer takes 0.1 s
-        headers = _SAFE | (_KEPT_A_DAY if name in VIEWER else _KEPT)
+        kept = _KEPT_FOREVER if name.endswith(".woff2") else _KEPT_A_DAY if name in VIEWER else _KEPT
+        headers = _SAFE | kept
         return _packed(request, content, compressed, media_type, headers)
 
     return send

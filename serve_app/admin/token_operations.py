@@ -45,8 +45,8 @@ def paths() -> dict[str, Schema]:
         "`add_generation_prompt: false` is not possible with `prefix`."
     )
     return {
-        "/tokenize": {"post": _operation("tokenize", "Tokens of a text or a conversation", tokenize, "Tokens")},
-        "/detokenize": {"post": _operation("detokenize", "Text of tokens", _FREE, "TokenText")},
+        "/tokenize": {"post": _operation("tokenize", "Convert a text or a conversation to tokens", tokenize, "Tokens")},
+        "/detokenize": {"post": _operation("detokenize", "Convert tokens to text", _FREE, "TokenText")},
     }
 
 

@@ -70,3 +70,28 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         },
     },
 }
+#: A reply to the first of them.
+EXAMPLE_REPLY: Final[Mapping[str, Any]] = {
+    "id": "chatcmpl-5d41402abc4b2a76b9719d911017c592",
+    "object": "chat.completion",
+    "created": 1790000000,
+    "model": "svc-chat",
+    "system_fingerprint": "fp_1",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Air scatters blue light most."},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": {
+        "prompt_tokens": 28,
+        "completion_tokens": 8,
+        "total_tokens": 36,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_cache_hit_tokens": 0,
+        "prompt_cache_miss_tokens": 28,
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    },
+}

@@ -26,6 +26,11 @@ PACKAGES: Final = {
     "chart.js": ("4.6.1", {"chart.umd.min.js": "dist/chart.umd.min.js"}),
     "marked": ("18.2.1", {"marked.umd.js": "lib/marked.umd.js"}),
     "dompurify": ("3.4.18", {"purify.min.js": "dist/purify.min.js"}),
+    # The typeface, in Latin letters. Its licence must accompany it.
+    "@fontsource-variable/inter": (
+        "5.3.0",
+        {"inter.woff2": "files/inter-latin-wght-normal.woff2", "inter.licence.txt": "LICENSE"},
+    ),
 }
 ICON_PACKAGE: Final = ("@tabler/icons", "3.52.0", "tabler-nodes-outline.json")
 ICONS: Final = (

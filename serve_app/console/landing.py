@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from serve_app.console.web import HEADERS, Console, Visit
 from serve_app.contracts.offers import Front
+
+#: What the service's own identifiers mean, whatever backend answers for them.
+PURPOSES: Final = {"svc-chat": "Conversation and general text", "svc-coder": "Programming and mathematics"}
 
 
 def landing(console: Console, facts: Front) -> tuple[bytes, dict[str, str]]:
@@ -16,7 +20,15 @@ def landing(console: Console, facts: Front) -> tuple[bytes, dict[str, str]]:
     scope = {"type": "http", "method": "GET", "path": f"{facts.root}/", "root_path": facts.root, "query_string": b""}
     headers = [(b"host", address.netloc.encode()), (b"x-forwarded-proto", address.scheme.encode())]
     visit = Visit(console, Request(scope | {"headers": headers}), token="")  # a page for everyone: no form, no session
-    page = visit.page("landing.html", facts=facts, base=f"{facts.base}/v1", key="YOUR_KEY", model=_model(facts))
+    page = visit.page(
+        "landing.html",
+        facts=facts,
+        base=f"{facts.base}/v1",
+        key="YOUR_KEY",
+        model=_model(facts),
+        purposes=PURPOSES,
+        company=console.seller.name,
+    )
     return bytes(page.body), HEADERS | {"content-type": "text/html; charset=utf-8", "cache-control": "no-cache"}
 
 

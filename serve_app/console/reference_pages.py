@@ -12,7 +12,7 @@ from serve_app.console.web import Refused, Visit
 #: Swagger UI, which the gateway serves, sets styles from scripts and embeds its icons as data: URLs.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 
 

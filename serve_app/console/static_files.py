@@ -19,6 +19,7 @@ FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 UNVERSIONED: Final = "no-cache"  # scripts import each other without a version
 MIN_COMPRESSED: Final = 1024
+mimetypes.add_type("font/woff2", ".woff2")  # not every system knows it
 BRAND: Final = "brand.css"
 LOGO: Final = "logo"
 
@@ -35,7 +36,8 @@ class StaticFile:
     @classmethod
     def of(cls, content: bytes, name: str) -> StaticFile:
         media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        compressed = gzip.compress(content, 9, mtime=0) if len(content) >= MIN_COMPRESSED else None
+        is_compressed = len(content) >= MIN_COMPRESSED and not media_type.startswith("font/")  # fonts already are
+        compressed = gzip.compress(content, 9, mtime=0) if is_compressed else None
         return cls(content, media_type, hashlib.sha256(content).hexdigest()[:12], compressed)
 
 

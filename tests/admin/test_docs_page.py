@@ -50,15 +50,23 @@ def traffic(browser: Chrome) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read(browser: Chrome, base: str, operations: int) -> None:
-    """Opens the page, the first operation on it and the schema of its body."""
+    """Opens the page, where the first operation is open, and the schema of its body; then a group by its link."""
     browser.get(f"{base}/docs")
     wait = WebDriverWait(browser, PATIENCE_S)
     wait.until(lambda _: len(browser.find_elements(By.CSS_SELECTOR, ".opblock")) == operations)
-    browser.find_element(By.CSS_SELECTOR, ".opblock-summary-control").click()
     wait.until(lambda _: "Why is the sky blue?" in browser.find_element(By.CSS_SELECTOR, ".opblock.is-open").text)
+    assert "Air scatters blue light" in browser.find_element(By.CSS_SELECTOR, ".opblock.is-open").text
     browser.find_element(By.XPATH, "//*[text()='Schema']").click()
     wait.until(lambda _: "frequency_penalty" in browser.find_element(By.CSS_SELECTOR, ".opblock.is-open").text)
     assert not browser.find_elements(By.CSS_SELECTOR, ".errors-wrapper, .loading-container .failed-config")
+    links = browser.find_elements(By.CSS_SELECTOR, ".guides a[href*='#operations-tag-']")
+    assert len(links) == len(browser.find_elements(By.CSS_SELECTOR, ".opblock-tag-section")) > 5
+    for link in links:
+        assert browser.find_elements(By.ID, str(link.get_attribute("href")).partition("#")[2])
+    browser.get(f"{base}/docs/guides/quick-start")
+    browser.find_element(By.CSS_SELECTOR, ".guides a[href$='#operations-tag-Messages']").click()
+    top = "return document.getElementById('operations-tag-Messages')?.getBoundingClientRect().top ?? 9999"
+    wait.until(lambda _: browser.execute_script(top) < 200)
 
 
 @pytest.mark.slow
@@ -92,9 +100,35 @@ async def test_the_page_loads_nothing_from_other_hosts_and_can_not_be_framed(htt
         assert answer.headers["x-content-type-options"] == "nosniff", path
 
 
+async def test_the_typeface_is_loaded_early_once_and_kept(http: httpx.AsyncClient) -> None:
+    page = await http.get("/docs")
+    [preloaded] = re.findall(r'<link rel="preload" href="docs/([^"]+)" as="font"', page.text)
+    assert f'url("{preloaded}")' in (await http.get("/docs/console.css")).text
+    font = await http.get(f"/docs/{preloaded}")
+    assert (font.content[:4], font.headers["content-type"]) == (b"wOF2", "font/woff2")
+    assert "immutable" in font.headers["cache-control"]
+    assert "font-src 'self'" in page.headers["content-security-policy"]
+
+
 async def test_no_file_outside_of_the_page_is_served(http: httpx.AsyncClient) -> None:
     for name in ("redoc.standalone.js", "..%2f__init__.py", "../core.py", "nothing.js"):
         assert (await http.get(f"/docs/{name}")).status_code == 404
+
+
+async def test_the_reference_names_the_services_own_base_url(http: httpx.AsyncClient) -> None:
+    for path in ("/docs", "/v1/docs"):
+        page = (await http.get(path, headers={"host": "api.example.org"})).text
+        assert "<dt>Base URL</dt><dd><code>http://api.example.org/v1</code></dd>" in page
+        assert "127.0.0.1:8000" not in page
+
+
+async def test_visitors_find_the_operators_pages_below_each_page(world: World, http: httpx.AsyncClient) -> None:
+    assert "<footer" not in (await http.get("/docs")).text
+    world.admin.brand = BrandSettings(privacy_url="https://example.org/p?a&b", contact="help@example.org")
+    for path in ("/docs", "/docs/guides/quick-start"):
+        foot = (await http.get(path)).text.partition("<footer")[2]
+        assert 'href="https://example.org/p?a&amp;b">Privacy</a>' in foot
+        assert 'href="mailto:help@example.org">Contact</a>' in foot
 
 
 async def test_the_guides_are_linked_to_each_other_and_have_the_services_own_address(http: httpx.AsyncClient) -> None:
@@ -126,7 +160,7 @@ async def test_the_pages_have_the_products_header_and_the_way_to_the_console(
         page = (await http.get(path)).text
         assert "· Ada &amp; Co</title>" in page
         assert '<a class="btn ms-2" href="/console/">Console</a>' in page
-        for name in set(re.findall(r'(?:src|href)="((?:docs|\.\.)/[\w.]+)["#]', page)):
+        for name in set(re.findall(r'(?:src|href)="((?:docs|\.\.)/[\w.]+)["#?]', page)):
             answer = await http.get(str(httpx.URL(f"http://service.test{path}").join(name).raw_path, "ascii"))
             assert answer.status_code == 200, (path, name)
     assert "--tblr-primary: #0a7f3f" in (await http.get("/docs/brand.css")).text

@@ -69,6 +69,13 @@ def test_the_document_is_valid_openapi_3_1() -> None:
         Draft202012Validator.check_schema(schema)
 
 
+def test_the_example_of_a_reply_is_one() -> None:
+    content = DOCUMENT["paths"]["/chat/completions"]["post"]["responses"]["200"]["content"]["application/json"]
+    schema = {**content["schema"], "components": DOCUMENT["components"]}
+    for one in content["examples"].values():
+        Draft202012Validator(schema).validate(one["value"])
+
+
 def test_the_document_and_the_guide_say_alike_which_refused_requests_count() -> None:
     assert REFUSED_REQUESTS in DOCUMENT["paths"]["/chat/completions"]["post"]["description"]
     assert REFUSED_REQUESTS in (Path(__file__).parents[2] / "docs" / "api.md").read_text()

@@ -84,6 +84,19 @@ def test_a_file_is_compressed_only_for_who_accepts_it(house: House) -> None:
     assert gzip.decompress(raw) == plain.content
 
 
+def test_the_typeface_is_the_services_own_and_kept(house: House) -> None:
+    """The style sheet names it by the address that the page loads early, or a browser would load it twice."""
+    browser = house.browser()
+    page = browser.get("/console/sign-in")
+    [preloaded] = re.findall(r'<link rel="preload" href="/console/static/([^"]+)" as="font"', page.text)
+    assert f'url("{preloaded}")' in browser.get("/console/static/console.css").text
+    font = browser.get(f"/console/static/{preloaded}", headers={"accept-encoding": "gzip"})
+    assert (font.content[:4], font.headers["content-type"]) == (b"wOF2", "font/woff2")
+    assert font.headers["cache-control"] == static_files.FOREVER
+    assert "content-encoding" not in font.headers
+    assert "font-src 'self'" in page.headers["content-security-policy"]
+
+
 @pytest.mark.parametrize("name", ["nothing.js", "..%2Fweb.py", "vendor", "%2Fetc%2Fpasswd"])
 def test_no_other_file_is_sent(house: House, name: str) -> None:
     assert house.browser().get(f"/console/static/{name}").status_code == 404

@@ -123,6 +123,7 @@
     const palette = data.failed ? REDS : COLOURS;
     const colour = (one, index) => STATUS_COLOURS[one.name] ?? palette[index % palette.length];
     charts.get(figure)?.destroy();
+    Chart.defaults.font.family = style.fontFamily;
     charts.set(figure, new Chart(figure.querySelector("canvas"), {
       type: line ? "line" : "bar",
       data: {
@@ -235,6 +236,7 @@
     drawAll();
   }
   document.addEventListener("theme-changed", drawAll);
+  document.fonts.addEventListener("loadingdone", drawAll);
   let wasIn = ""; // id of the date field that has the focus while the page is replaced
   // htmx copies attributes of elements that stay: without this, also the style that a chart gives its canvas.
   document.addEventListener("htmx:before:swap", () => {

@@ -23,8 +23,14 @@ for (const button of document.querySelectorAll(".code .copy")) {
 }
 
 if (shown) {
+  const place = location.hash; // the viewer rewrites it
   const viewer = document.createElement("script");
   viewer.src = shown.dataset.viewer;
+  // What the viewer leaves out for the keyboard and screen readers.
+  new MutationObserver(() => {
+    for (const one of shown.querySelectorAll("pre.microlight:not([tabindex])")) one.tabIndex = 0;
+    for (const one of shown.querySelectorAll(".examples-select-element:not([aria-label])")) one.setAttribute("aria-label", "Example");
+  }).observe(shown, { childList: true, subtree: true });
   viewer.addEventListener("load", () => {
     window.ui = SwaggerUIBundle({
       url: shown.dataset.document,
@@ -33,6 +39,16 @@ if (shown) {
       defaultModelsExpandDepth: 0,
       displayRequestDuration: true,
       validatorUrl: null, // it would send the document to another site
+      onComplete: () => {
+        // An operation that is open from the start, where there is room for its example and no other one is asked for.
+        const [tag, operation] = (shown.dataset.open ?? "").split("/");
+        if (operation && !place && matchMedia("(min-width: 992px)").matches)
+          window.ui.getStore().dispatch({ type: "layout_show", payload: { thing: ["operations", tag, operation], shown: true } });
+        if (place.startsWith("#operations-tag-")) {
+          history.replaceState(null, "", place);
+          document.getElementById(place.slice(1))?.scrollIntoView();
+        }
+      },
     });
   });
   document.head.append(viewer);
