@@ -7,16 +7,15 @@ import time
 import zlib
 from collections.abc import Sequence
 from datetime import date
-from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from decimal import Decimal, localcontext
 from typing import Final
 
 from markupsafe import Markup, escape
 
-from serve_app.contracts.money import NANO_PER_UNIT
+from serve_app.contracts.money import MINUS, NANO_PER_UNIT, fixed_amount
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 COST_DIGITS: Final = 6
-EXACT: Final = 9  # decimal places of a nano-unit
 MINUTE_S: Final = 60.0
 _UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
@@ -27,22 +26,7 @@ MAX_LEAD: Final = 22  # letters of the name of a column that leads on a narrow s
 
 def balance(nano: int) -> str:
     """Returns an amount with two decimal places, e.g. "1,234.50"."""
-    return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal('0.01'), ROUND_HALF_EVEN):,}"
-
-
-def decimals(amounts: Sequence[int]) -> int:
-    """Returns the fewest decimal places, at least two, at which amounts add up and only zeros read as zero."""
-    for places in range(2, EXACT):
-        step = 10 ** (EXACT - places)
-        rounded = [_steps(nano, step) for nano in amounts]
-        if sum(rounded) == _steps(sum(amounts), step) and rounded.count(0) == amounts.count(0):
-            return places
-    return EXACT
-
-
-def fixed(nano: int, places: int) -> str:
-    """Returns an amount with a number of decimal places."""
-    return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,f}"
+    return fixed_amount(nano, 2)
 
 
 def places(amounts: Sequence[int]) -> int:
@@ -56,7 +40,12 @@ def cost(nano: int) -> str:
         context.prec = COST_DIGITS
         rounded = +(Decimal(nano) / NANO_PER_UNIT)
     whole, _, fraction = f"{rounded:,f}".partition(".")
-    return f"{whole}.{fraction.rstrip('0').ljust(2, '0')}"
+    return f"{whole.replace('-', MINUS)}.{fraction.rstrip('0').ljust(2, '0')}"
+
+
+def signed(amount: str) -> str:
+    """Returns an exact amount with a minus sign instead of a hyphen."""
+    return amount.replace("-", MINUS)
 
 
 def count(number: float) -> str:
@@ -161,13 +150,10 @@ def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
     return -1
 
 
-def _steps(nano: int, step: int) -> int:
-    return int((Decimal(nano) / step).to_integral_value(ROUND_HALF_EVEN))
-
-
 FILTERS: Final = {
     "balance": balance,
-    "fixed": fixed,
+    "fixed": fixed_amount,
+    "signed": signed,
     "places": places,
     "cost": cost,
     "count": count,
