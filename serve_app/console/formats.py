@@ -20,6 +20,7 @@ MINUTE_S: Final = 60.0
 _UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
+_AMOUNT: Final = re.compile(r"\([A-Z]{3}[^()]*\)$")  # ends the name of a column of amounts
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
 MAX_LEAD: Final = 22  # letters of the name of a column that leads on a narrow screen
 
@@ -142,7 +143,7 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
 def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
     """Returns the place of the column that stands beside the first: amounts, else the status, else numbers; or -1."""
     rest = [(one, "") if isinstance(one, str) else one for one in columns]
-    amounts = [name.endswith(")") and side == "end" for name, side in rest]
+    amounts = [bool(_AMOUNT.search(name)) and side == "end" for name, side in rest]
     for chosen in (amounts, [name == "Status" for name, _ in rest], [side == "end" for _, side in rest]):
         for place, (name, _) in enumerate(rest):
             if place and chosen[place] and len(name) <= MAX_LEAD:

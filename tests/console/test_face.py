@@ -131,6 +131,7 @@ def test_a_cell_has_the_name_of_its_column_for_narrow_screens() -> None:
 @pytest.mark.parametrize(
     ("columns", "lead"),
     [
+        (["Model", ("Mean duration (s)", "end"), ("Cost (USD)", "end")], "Cost (USD)"),
         (["Ended", "Model", "Status", ("Duration", "end"), ("Cost (USD)", "end")], "Cost (USD)"),
         (["Name", "Key", "Status", ("Attempts", "end")], "Status"),
         (["Backend", ("Replicas", "end"), ("Running", "end")], "Replicas"),
