@@ -59,18 +59,13 @@ def exact_time(unix: float) -> str:
 
 
 def minute(unix: float) -> str:
+    """Returns a time without seconds: "22 Jan 2027, 21:09 UTC"."""
     return f"{short_day(unix)}, {time.strftime('%H:%M UTC', time.gmtime(unix))}"
 
 
 def short_day(unix: float) -> str:
     moment = time.gmtime(unix)
     return f"{moment.tm_mday} {time.strftime('%b %Y', moment)}"
-
-
-def long_time(unix: float) -> str:
-    """Returns a time for a sentence, e.g. "22 January 2027, 21:09 UTC"."""
-    moment = time.gmtime(unix)
-    return f"{moment.tm_mday} {time.strftime('%B %Y, %H:%M UTC', moment)}"
 
 
 def named_day(name: str) -> str:
