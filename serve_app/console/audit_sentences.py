@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from serve_app.console.formats import long_time
+from serve_app.console.formats import minute
 from serve_app.contracts.books import AuditRecord
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import format_amount, format_price
@@ -79,7 +79,7 @@ class _Teller:
 
     def until(self, name: str = "expires_at") -> str:
         at = self.detail.get(name)
-        return f" until {long_time(at)}" if isinstance(at, int | float) else ""
+        return f" until {minute(at)}" if isinstance(at, int | float) else ""
 
     def change(self, name: str) -> tuple[Any, Any]:
         one = self.detail.get(name)
@@ -131,7 +131,7 @@ class _Teller:
                 before = f"from {format_price(was)} " if isinstance(was, int) and was != now else ""
                 told.append(f"{word} {before}{'to ' if before else ''}{format_price(now)}")
         at = self.detail.get("effective_at")
-        since = f", effective {long_time(at)}" if isinstance(at, int | float) else ""
+        since = f", effective {minute(at)}" if isinstance(at, int | float) else ""
         unit = f" in {self._currency}" if self._currency else ""
         return f"set the price of {self.subject}{unit} per million tokens: {', '.join(told)}{since}"
 
@@ -268,7 +268,7 @@ def _value(name: str, value: Any) -> str:
     if value is None or value in ([], ()):
         return NONE
     if name == "expires_at" and isinstance(value, int | float):
-        return long_time(value)
+        return minute(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return (

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
-from serve_app.console.formats import decimals
 from serve_app.console.usage_pages import named_month
 from serve_app.console.web import HEADERS, Refused, Visit
 from serve_app.contracts import commands
@@ -20,12 +19,15 @@ from serve_app.contracts.billing import (
     SetBillingDetails,
 )
 from serve_app.contracts.books import AccountSnapshot, Statement
+from serve_app.contracts.money import summing_places
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ShowRecharge
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.pdf_documents import KINDS, Customer, invoice_number, invoice_pdf, statement_pdf
 
 MAX_MONTHS: Final = 36
+LATEST: Final = 5  # transactions on the billing page
+AMOUNTS: Final = ("25.00", "50.00", "100.00", "250.00")  # proposed payments
 PACE_DAYS: Final = 7  # full days whose average spending the forecast assumes
 OUTCOMES: Final = {"open": "in progress", "succeeded": "paid", "failed": "failed"}
 
@@ -44,13 +46,8 @@ async def billing(visit: Visit) -> Response:
     run, now = visit.console.books.run, visit.console.now()
     account_id = visit.request.path_params["account_id"]
     account = await run(commands.GetAccount(account_id))
-    months: list[str] = []
-    at = now
-    while len(months) < MAX_MONTHS and at >= account.created_at:
-        month = period_at("month", at)
-        months.append(month.name)
-        at = month.begins - 1
-    months = months or [period_at("month", now).name]
+    months = await _months(visit, account)
+    shown = _shown(await run(commands.ShowStatement(account_id, next(iter(months)))))
     provider = visit.console.payments
     recharge, attempts = (None, []) if provider is None else await run(ShowRecharge(account_id))
     page = visit.page(
@@ -58,8 +55,10 @@ async def billing(visit: Visit) -> Response:
         account=account,
         balance=account.available(now),
         grants=[grant for grant in await run(commands.ListGrants(account_id)) if grant.left],
-        **_shown(await run(commands.ShowStatement(account_id, months[0]))),
+        **shown | {"movements": shown["movements"][: -LATEST - 1 : -1]},
+        count=len(shown["movements"]),
         months=months,
+        amounts=AMOUNTS,
         kinds=KINDS,
         now=now,
         forecast=await _forecast(visit, account),
@@ -124,7 +123,29 @@ async def set_details(visit: Visit) -> Response:
 def _shown(statement: Statement) -> dict[str, Any]:
     """Returns a statement for its page with the decimal places at which its rows add up."""
     rows = [statement.opening, *(one.amount for one in statement.movements), *(-row.charged for row in statement.usage)]
-    return {"statement": statement, "places": decimals(rows)}
+    return {
+        "statement": statement,
+        "movements": [*statement.movements, *statement.usage],
+        "places": summing_places(rows),
+    }
+
+
+async def _months(visit: Visit, account: AccountSnapshot) -> dict[str, int]:
+    """Returns the months with a statement, newest first, with the nano-units charged in each."""
+    now = visit.console.now()
+    months = {period_at("month", now).name: 0}
+    at = period_at("month", now).begins - 1
+    while len(months) < MAX_MONTHS and at >= account.created_at:
+        month = period_at("month", at)
+        months[month.name] = 0
+        at = month.begins - 1
+    first = f"{min(months)}-01"
+    by_day = commands.SumUsage(account.account_id, day_from=first, group_by=("day",))
+    for row in await visit.console.books.run(by_day):
+        name = (row.day or "")[:7]
+        if name in months:
+            months[name] += row.charged
+    return months
 
 
 async def _customer(visit: Visit) -> Customer:

@@ -7,42 +7,27 @@ import time
 import zlib
 from collections.abc import Sequence
 from datetime import date
-from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from decimal import Decimal, localcontext
 from typing import Final
 
 from markupsafe import Markup, escape
 
-from serve_app.contracts.money import NANO_PER_UNIT
+from serve_app.contracts.money import MINUS, NANO_PER_UNIT, fixed_amount
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 COST_DIGITS: Final = 6
-EXACT: Final = 9  # decimal places of a nano-unit
 MINUTE_S: Final = 60.0
 _UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
+_AMOUNT: Final = re.compile(r"\([A-Z]{3}[^()]*\)$")  # ends the name of a column of amounts
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
 MAX_LEAD: Final = 22  # letters of the name of a column that leads on a narrow screen
 
 
 def balance(nano: int) -> str:
     """Returns an amount with two decimal places, e.g. "1,234.50"."""
-    return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal('0.01'), ROUND_HALF_EVEN):,}"
-
-
-def decimals(amounts: Sequence[int]) -> int:
-    """Returns the fewest decimal places, at least two, at which amounts add up and only zeros read as zero."""
-    for places in range(2, EXACT):
-        step = 10 ** (EXACT - places)
-        rounded = [_steps(nano, step) for nano in amounts]
-        if sum(rounded) == _steps(sum(amounts), step) and rounded.count(0) == amounts.count(0):
-            return places
-    return EXACT
-
-
-def fixed(nano: int, places: int) -> str:
-    """Returns an amount with a number of decimal places."""
-    return f"{(Decimal(nano) / NANO_PER_UNIT).quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,f}"
+    return fixed_amount(nano, 2)
 
 
 def places(amounts: Sequence[int]) -> int:
@@ -56,7 +41,12 @@ def cost(nano: int) -> str:
         context.prec = COST_DIGITS
         rounded = +(Decimal(nano) / NANO_PER_UNIT)
     whole, _, fraction = f"{rounded:,f}".partition(".")
-    return f"{whole}.{fraction.rstrip('0').ljust(2, '0')}"
+    return f"{whole.replace('-', MINUS)}.{fraction.rstrip('0').ljust(2, '0')}"
+
+
+def signed(amount: str) -> str:
+    """Returns an exact amount with a minus sign instead of a hyphen."""
+    return amount.replace("-", MINUS)
 
 
 def count(number: float) -> str:
@@ -69,18 +59,13 @@ def exact_time(unix: float) -> str:
 
 
 def minute(unix: float) -> str:
+    """Returns a time without seconds: "22 Jan 2027, 21:09 UTC"."""
     return f"{short_day(unix)}, {time.strftime('%H:%M UTC', time.gmtime(unix))}"
 
 
 def short_day(unix: float) -> str:
     moment = time.gmtime(unix)
     return f"{moment.tm_mday} {time.strftime('%b %Y', moment)}"
-
-
-def long_time(unix: float) -> str:
-    """Returns a time for a sentence, e.g. "22 January 2027, 21:09 UTC"."""
-    moment = time.gmtime(unix)
-    return f"{moment.tm_mday} {time.strftime('%B %Y, %H:%M UTC', moment)}"
 
 
 def named_day(name: str) -> str:
@@ -153,7 +138,7 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
 def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
     """Returns the place of the column that stands beside the first: amounts, else the status, else numbers; or -1."""
     rest = [(one, "") if isinstance(one, str) else one for one in columns]
-    amounts = [name.endswith(")") and side == "end" for name, side in rest]
+    amounts = [bool(_AMOUNT.search(name)) and side == "end" for name, side in rest]
     for chosen in (amounts, [name == "Status" for name, _ in rest], [side == "end" for _, side in rest]):
         for place, (name, _) in enumerate(rest):
             if place and chosen[place] and len(name) <= MAX_LEAD:
@@ -161,13 +146,10 @@ def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
     return -1
 
 
-def _steps(nano: int, step: int) -> int:
-    return int((Decimal(nano) / step).to_integral_value(ROUND_HALF_EVEN))
-
-
 FILTERS: Final = {
     "balance": balance,
-    "fixed": fixed,
+    "fixed": fixed_amount,
+    "signed": signed,
     "places": places,
     "cost": cost,
     "count": count,

@@ -43,10 +43,9 @@ MAX_DISMISSED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A range's total, its values by day or hour, and its change to the range before; None if that had none."""
+    """A range's total, and its change to the range before; None if that had none."""
 
     total: int
-    series: Sequence[int]
     change: float | None
 
 
@@ -64,7 +63,7 @@ async def overview(visit: Visit) -> Response:
     status = await _status(visit, account_id)
     minute, latest = await _latest(visit, account_id)
     keys = {key.key_id: key.name for key in await run(commands.ListKeys(account_id))}
-    balance = account.available(now)
+    balance, own = account.available(now), rows[len(rows) // 2 :]
     return visit.page(
         "overview.html",
         account=account,
@@ -76,8 +75,10 @@ async def overview(visit: Visit) -> Response:
         spend=_figures([row.charged for row in rows]),
         requests=_figures([row.requests for row in rows]),
         tokens=_figures([row.prompt_tokens + row.completion_tokens for row in rows]),
+        input_tokens=sum(row.prompt_tokens for row in own),
+        output_tokens=sum(row.completion_tokens for row in own),
         labels=names,
-        spend_values=[row.charged / NANO_PER_UNIT for row in rows[len(rows) // 2 :]],
+        spend_values=[row.charged / NANO_PER_UNIT for row in own],
         held=None if status is None else status.held,
         limits=_limits(account.limits, status, minute),
         pressed=() if status is None else status.pressed,
@@ -129,7 +130,7 @@ async def _rows(visit: Visit, account_id: str, chosen: str) -> tuple[list[UsageR
 def _figures(values: Sequence[int]) -> Figures:
     half = len(values) // 2
     before, total = sum(values[:half]), sum(values[half:])
-    return Figures(total, values[half:], (total - before) / before if before else None)
+    return Figures(total, (total - before) / before if before else None)
 
 
 async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], list[UsageRecord]]:
@@ -149,12 +150,12 @@ async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], lis
 
 
 def _quality(rows: Sequence[UsageRecord]) -> dict[str, float] | None:
-    """Returns the share of failed requests, and the median and 95th percentile of the seconds of the others."""
+    """Returns the number of requests and of failed ones, and the median and 95th percentile of the others' seconds."""
     if not rows:
         return None
     seconds = sorted(row.finished_at - row.started_at for row in rows if row.outcome is not Outcome.FAILED)
     failed = len(rows) - len(seconds)
-    found = {"of": float(len(rows)), "failed": failed / len(rows)}
+    found = {"of": float(len(rows)), "failed": float(failed), "since": rows[-1].finished_at}
     if seconds:
         found |= {"median": seconds[len(seconds) // 2], "p95": seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]}
     return found

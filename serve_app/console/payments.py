@@ -44,6 +44,7 @@ class Charge:
 class PaymentProvider(Protocol):
     name: str
     page: str  # origin of the provider's pages, for a Content-Security-Policy
+    min_amount: int  # nano-units of a payment; 0: none
 
     def check(self, amount: int, currency: str) -> None:
         """Raises PaymentError for an amount or currency that can't be paid at once."""

@@ -38,8 +38,8 @@ PHASES: Final = {
     "decode": ("Generation", "Generating the remaining tokens"),
     "settle": ("Settlement", "Recording tokens and cost"),
 }
-REST: Final = ("Other", "Time that no phase covers, such as sending the reply")
-MIN_REST_MS: Final = 1.0
+REST: Final = ("Not measured", "Outside these phases, such as sending the reply")
+MIN_REST: Final = 0.03  # of the duration
 #: Fields of a log line that the page shows besides the phases.
 _SHOWN: Final = ("finish_reason", "status", "code", "stream", "reruns", "client_request_id", "first_token_ms")
 # One search at a time: the files are large.
@@ -162,17 +162,18 @@ class PhaseBar:
     ms: float
     begins: float
     width: float
+    is_rest: bool = False
 
 
 def timeline(line: Line, seconds: float) -> list[PhaseBar]:
-    """Returns the phases that a log line has, one after the other, and the rest of the request's duration."""
+    """Returns the phases that a log line has, one after the other, and the rest of the duration if it matters."""
     known = {name: float(line[f"{name}_ms"]) for name in PHASES if isinstance(line.get(f"{name}_ms"), int | float)}
-    if known and (rest := seconds * 1000 - sum(known.values())) >= MIN_REST_MS:
+    if known and (rest := seconds * 1000 - sum(known.values())) >= MIN_REST * seconds * 1000:
         known["rest"] = rest
     total, begins, bars = sum(known.values()) or 1.0, 0.0, []
     for name, ms in known.items():
         width = 100 * ms / total
-        bars.append(PhaseBar(*PHASES.get(name, REST), ms, begins, max(width, 0.3)))
+        bars.append(PhaseBar(*PHASES.get(name, REST), ms, begins, max(width, 0.3), name not in PHASES))
         begins += width
     return bars
 

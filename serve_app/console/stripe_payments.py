@@ -50,6 +50,7 @@ class Stripe:
 
     name = "stripe"
     page = "https://checkout.stripe.com"
+    min_amount = MIN_AMOUNT
 
     def __init__(self, key: str, webhook_secret: str, api: str | None = None) -> None:
         addresses: Any = {"api": api} if api else None

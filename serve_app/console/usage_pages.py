@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -96,12 +97,18 @@ def named_month(visit: Visit, name: str) -> Period:
 
 
 def _chart(found: Report, currency: str) -> dict[str, Any]:
-    by_hour = found.when.unit == "hour"
+    moments, by_hour = found.when.moments, found.when.unit == "hour"
     return {
-        "labels": [f"{moment.replace('T', ' ')}:00" if by_hour else moment for moment in found.when.moments],
+        "labels": [_hour(one) for one in moments] if by_hour else moments,
         "series": [{"name": name, "values": values} for name, values in found.series],
         "type": "line" if found.measure == "latency" else "bar",
         "stacked": found.measure != "latency",
         "failed": found.measure == "errors",
         "unit": currency if found.measure == "cost" else _UNITS.get(found.measure, "tokens"),
     }
+
+
+def _hour(name: str) -> str:
+    """Returns the hour of a name such as "2026-11-26T05": "26 Nov, 05:00"."""
+    moment = datetime.fromisoformat(name)
+    return f"{moment.day} {moment:%b, %H:%M}"

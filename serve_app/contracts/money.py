@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Decimal
 from functools import lru_cache
 
 from serve_app.contracts.errors import InvalidAmount
 
 NANO_PER_UNIT = 10**9
 TOKENS_PER_PRICE = 10**6
+EXACT_PLACES = 9  # decimal places of a nano-unit
+MINUS = "\N{MINUS SIGN}"  # of amounts that people read; format_amount has a hyphen
 NANO_PER_TOKEN_PER_UNIT = NANO_PER_UNIT // TOKENS_PER_PRICE  # "1.00 per million" is 1,000 nano-units per token
 
 # 64-bit columns hold 9.2e18. These limits keep every balance, and the sum of all balances, far below that.
@@ -48,6 +50,22 @@ def format_amount(nano: int) -> str:
 def places_of(amounts: Iterable[int]) -> int:
     """Returns the decimal places, at least two, at which all of the amounts are exact."""
     return max((len(format_amount(nano).partition(".")[2]) for nano in amounts), default=2)
+
+
+def summing_places(amounts: Sequence[int]) -> int:
+    """Returns the fewest decimal places, at least two, at which amounts add up and only zeros read as zero."""
+    for places in range(2, EXACT_PLACES):
+        step = 10 ** (EXACT_PLACES - places)
+        rounded = [_steps(nano, step) for nano in amounts]
+        if sum(rounded) == _steps(sum(amounts), step) and rounded.count(0) == amounts.count(0):
+            return places
+    return EXACT_PLACES
+
+
+def fixed_amount(nano: int, places: int) -> str:
+    """Returns an amount for people, rounded to a number of decimal places: "−1,234.50"."""
+    rounded = (Decimal(nano) / NANO_PER_UNIT).quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN)
+    return f"{rounded + 0:,f}".replace("-", MINUS)  # + 0: zero has no sign
 
 
 @lru_cache(maxsize=1024)  # a few prices, needed by every request
@@ -84,6 +102,10 @@ def _exact(text: str, scale: int, too_fine: str) -> int:
     if rest:
         raise InvalidAmount(f"{text!r} has too many decimal places: {too_fine}")
     return scaled
+
+
+def _steps(nano: int, step: int) -> int:
+    return int((Decimal(nano) / step).to_integral_value(ROUND_HALF_EVEN))
 
 
 def _decimal(scaled: int, places: int) -> str:

@@ -15,7 +15,7 @@ from fpdf.fonts import FontFace
 
 from serve_app.contracts.billing import BillingDetails, Seller
 from serve_app.contracts.books import Movement, Statement
-from serve_app.contracts.money import format_amount, places_of
+from serve_app.contracts.money import MINUS, fixed_amount, format_amount, places_of, summing_places
 
 KINDS: Final = {"top_up": "Payment", "grant": "Credit given", "correction": "Correction", "expiry": "Expired credit"}
 _WIDTH: Final = 170.0  # mm between the margins of A4
@@ -23,6 +23,8 @@ _MARGIN: Final = 20.0
 _GREY: Final = 110
 _RULE: Final = 220
 _SHADE: Final = 245
+_MARK: Final = (6, 111, 209)  # the console's blue
+_BADGE: Final = (255, 236, 190)
 
 
 class DocumentFontMissing(ValueError):
@@ -48,7 +50,7 @@ class Customer:
 def amount(nano: int, places: int = 2) -> str:
     """Returns the exact amount with thousands separators and at least `places` decimal places."""
     whole, point, fraction = format_amount(abs(nano)).partition(".")
-    return f"{'-' if nano < 0 else ''}{int(whole):,}{point}{fraction.ljust(places, '0')}"
+    return f"{MINUS if nano < 0 else ''}{int(whole):,}{point}{fraction.ljust(places, '0')}"
 
 
 def invoice_number(payment: Movement) -> str:
@@ -67,25 +69,30 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
         customer,
         [
             ("Account", customer.account_id),
-            ("Period", f"1 to {_day(month.ends - 1)} (UTC)"),
-            *([] if is_over else [("Counted until", f"{_minute(now)}; the month is not over")]),
+            ("Period", f"{_day(month.begins)} to {_day(month.ends - 1)} (UTC)"),
+            *([] if is_over else [("Counted until", _minute(now))]),
             ("Currency", customer.currency),
         ],
+        badge="" if is_over else "The month is not over",
     )
     head = f"Amount ({customer.currency})"
-    parts = [*(one.amount for one in statement.movements), *(row.charged for row in statement.usage)]
-    places = places_of([statement.opening, *parts])  # at which the columns add up
     sums = [("Opening balance", statement.opening)]
     for kind, name in KINDS.items():
         if found := [one.amount for one in statement.movements if one.kind == kind]:
             sums.append((f"{name}s" if kind != "grant" else "Credits given", sum(found)))
-    sums.append(("Usage", -sum(row.charged for row in statement.usage)))
-    sums.append(("Closing balance" if is_over else "Balance", statement.closing))
-    page.rows("Summary", ("", head), (120, 50), [(name, amount(nano, places)) for name, nano in sums], bold=sums[-1][0])
+    used = sum(row.charged for row in statement.usage)
+    sums.append(("Usage", -used))
+    places = summing_places([nano for _, nano in sums])
+    is_rounded = places < places_of([*(nano for _, nano in sums), statement.closing])
+    last = "Closing balance" if is_over else "Balance so far"
+    summary = [(name, fixed_amount(nano, places)) for name, nano in [*sums, (last, statement.closing)]]
+    page.rows("Summary", ("", head), (120, 50), summary, bold=last)
+    places = places_of([one.amount for one in statement.movements])  # of the exact amounts of a column
     moves = [(_minute(one.created_at)[:-4], _what(one), amount(one.amount, places)) for one in statement.movements]
     if moves:
         page.rows("Payments and credits", ("Time (UTC)", "What", head), (38, 92, 40), moves)
-    usage = [
+    places = places_of([row.charged for row in statement.usage])
+    usage: list[Sequence[str]] = [
         (row.model or "", f"{row.requests:,}", f"{row.prompt_tokens:,}", f"{row.cached_tokens:,}",
          f"{row.completion_tokens:,}", amount(row.charged, places))
         for row in statement.usage
@@ -99,8 +106,20 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
             "Output tokens",
             f"Cost ({customer.currency})",
         )
-        page.rows("Usage by model", columns, (45, 18, 26, 26, 25, 30), usage)
-    page.note("Usage counts in the month (UTC) in which its request ended. Amounts are exact.")
+        counts = [
+            sum(getattr(row, name) for row in statement.usage)
+            for name in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+        ]
+        usage.append(("Total", *(f"{one:,}" for one in counts), amount(used, places)))
+        page.rows("Usage by model", columns, (45, 18, 26, 26, 25, 30), usage, bold="Total")
+    page.note(
+        "This is a statement, not an invoice: each payment has its own invoice. "
+        "Usage counts in the month (UTC) in which its request ended."
+    )
+    if is_rounded:
+        exact = [("opening balance", statement.opening), (last[0].lower() + last[1:], statement.closing)]
+        said = ", ".join(f"{name} {amount(nano)} {customer.currency}" for name, nano in exact)
+        page.note(f"The summary is rounded. Exact {said}.")
     return page.whole()
 
 
@@ -164,10 +183,12 @@ class _Document(FPDF):
         text = f"{self._seller.name}   {self._title}   Page {self.page_no()} of {{nb}}"
         self.cell(0, 5, self._known(text), align="C")
 
-    def parties(self, title: str, customer: Customer, facts: Sequence[tuple[str, str]]) -> None:
-        """Writes the seller, the title, the customer and what identifies the document."""
+    def parties(self, title: str, customer: Customer, facts: Sequence[tuple[str, str]], badge: str = "") -> None:
+        """Writes the seller, the title with a badge, the customer and what identifies the document."""
+        self._mark()
         self._font(13, bold=True)
-        self._line(self._seller.name, 7)
+        self._line(self._seller.name, 8)
+        self.ln(1)
         self._font(9, grey=True)
         lines = self._seller.address.splitlines()
         lines += [f"Tax ID: {self._seller.tax_id}"] if self._seller.tax_id else []
@@ -178,7 +199,11 @@ class _Document(FPDF):
         self.line(_MARGIN, self.get_y(), _MARGIN + _WIDTH, self.get_y())
         self.ln(8)
         self._font(18, bold=True)
-        self._line(title, 10)
+        if badge:
+            self.cell(self.get_string_width(self._known(title)) + 4, 10, self._known(title))
+            self._badge(badge)
+        else:
+            self._line(title, 10)
         self.ln(2)
         top = self.get_y()
         self._font(9, grey=True)
@@ -195,6 +220,27 @@ class _Document(FPDF):
             self._font(9)
             self.multi_cell(58, 5, self._known(value), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
         self.set_y(max(bottom, self.get_y()) + 8)
+
+    def _mark(self) -> None:
+        """Draws the seller's initial on a coloured square."""
+        x, y = self.get_x() + self.c_margin, self.get_y()
+        self._filled(x, y, 8, 8, _MARK)
+        self.set_x(x)
+        self._font(13, bold=True)
+        self.set_text_color(255)
+        self.cell(8, 8, self._known(self._seller.name[:1].upper()), align="C")
+        self.set_x(x + 9.5)
+
+    def _filled(self, x: float, y: float, width: float, height: float, colour: tuple[int, int, int]) -> None:
+        self.set_fill_color(*colour)
+        self.rect(x, y, width, height, style="F", round_corners=True, corner_radius=height / 5)
+        self.set_fill_color(255)  # of the rows of tables
+
+    def _badge(self, text: str) -> None:
+        self._font(8.5)
+        width = self.get_string_width(self._known(text)) + 4
+        self._filled(self.get_x(), self.get_y() + 2.3, width, 5.6, _BADGE)
+        self.cell(width, 10.2, self._known(text), align="C", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 
     def rows(
         self,
@@ -232,7 +278,8 @@ class _Document(FPDF):
 
     def note(self, text: str) -> None:
         self._font(8, grey=True)
-        self.multi_cell(0, 4, self._known(text), align="L")
+        self.multi_cell(0, 4, self._known(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+        self.ln(1)
 
     def whole(self) -> bytes:
         return bytes(self.output())
@@ -245,19 +292,19 @@ class _Document(FPDF):
         self.set_text_color(_GREY if grey else 0)
 
     def _known(self, text: str) -> str:
-        """Replaces letters that the built-in font does not have."""
+        """Replaces letters that the built-in font does not have; its minus sign is the dash of the same width."""
         if self._family != "Helvetica":
             return text
-        return text.encode("windows-1252", "replace").decode("windows-1252")
+        return text.replace(MINUS, "\N{EN DASH}").encode("windows-1252", "replace").decode("windows-1252")
 
 
 def _is_number(cell: str) -> bool:
-    return cell.lstrip("-").replace(",", "").replace(".", "", 1).isdigit()
+    return cell.lstrip(MINUS).replace(",", "").replace(".", "", 1).isdigit()
 
 
 def _day(at: float) -> str:
     moment = time.gmtime(at)
-    return f"{moment.tm_mday} {time.strftime('%B %Y', moment)}"
+    return f"{moment.tm_mday} {time.strftime('%b %Y', moment)}"
 
 
 def _minute(at: float) -> str:

@@ -19,7 +19,7 @@ from tests.accounting.books import Books, settlement
 from .conftest import House, submit
 
 SHOWN = re.compile(rb"\((.*?)(?<!\\)\) Tj", re.DOTALL)
-AMOUNT = re.compile(r"-?[\d,]+\.\d+")
+AMOUNT = re.compile(r"–?[\d,]+\.\d+")
 SELLER = Seller("Nordlicht GmbH", "Hafenstraße 12\n20457 Hamburg", "DE123", "billing@nordlicht.example")
 DETAILS = {"company": "Ångström AB", "address": "Storgatan 5\r\n\r\n111 22  Stockholm", "tax_id": "SE55", "email": ""}
 
@@ -34,6 +34,21 @@ def text_of(pdf: bytes) -> str:
             continue
         found += [re.sub(rb"\\(.)", rb"\1", one).decode("windows-1252") for one in SHOWN.findall(content)]
     return "\n".join(found).replace(" of \n", " of ")
+
+
+def amounts_after(lines: list[str], title: str) -> list[str]:
+    """The amounts of the table with this title, down its columns of money."""
+    begins = next((index for index, line in enumerate(lines) if line == title), len(lines))
+    found = []
+    for line in lines[begins + 1 :]:
+        if line.startswith(("Payments and credits", "Usage by model", "This is a statement")):
+            break
+        found += [line] if AMOUNT.fullmatch(line) else []
+    return found
+
+
+def number(text: str) -> Decimal:
+    return Decimal(text.replace(",", "").replace("–", "-"))
 
 
 @pytest.fixture
@@ -69,14 +84,22 @@ def test_a_statement_as_a_file_has_every_amount_of_the_ledger(house: House, acco
         assert answer.headers["content-disposition"] == f'attachment; filename="statement-{month}.pdf"'
         assert answer.headers["cache-control"] == "no-store"
         lines, found = text_of(answer.content).splitlines(), statement(house, month)
-        wanted = [found.opening, found.closing, *(one.amount for one in found.movements)]
-        wanted += [row.charged for row in found.usage]
-        wanted.append(-sum(row.charged for row in found.usage))
-        places = places_of(wanted)
-        for nano in wanted:
-            assert amount(nano, places) in lines  # with the same decimal places, so the column adds up
-            assert Decimal(amount(nano, places).replace(",", "")) == Decimal(format_amount(nano))
-        assert {len(line.partition(".")[2]) for line in lines if AMOUNT.fullmatch(line)} == {places}
+        summary, moves, usage = (
+            amounts_after(lines, title) for title in ("Summary", "Payments and credits", "Usage by model")
+        )
+        charged = [row.charged for row in found.usage]
+        for shown, wanted in ((moves, [one.amount for one in found.movements]), (usage, [*charged, sum(charged)])):
+            places = places_of(wanted)  # one number of decimal places in each column
+            assert shown == [amount(nano, places) for nano in wanted]
+            assert [number(text) for text in shown] == [Decimal(format_amount(nano)) for nano in wanted]
+        assert sum(number(text) for text in summary[:-1]) == number(summary[-1])
+        assert number(summary[-1]) == round(Decimal(found.closing) / 10**9, len(summary[-1].partition(".")[2]))
+        note = " ".join(lines)
+        for name, nano in (("opening balance", found.opening), ("balance", found.closing)):
+            exact = amount(nano)
+            assert exact in summary or re.search(rf"{name}[a-z ]* {re.escape(exact)} USD", note), name
+        assert "This is a statement, not an invoice" in note
+        assert [one in note for one in ("The month is not over", "Balance so far")] == [month == names[0]] * 2
         assert {"Nordlicht GmbH", "20457 Hamburg", "Tax ID: DE123", house.account_id} <= set(lines)
         assert "Page 1 of 1" in "\n".join(lines)
     assert "1,234.567890123" in text_of(browser.get(f"{account}/statements/{names[0]}.pdf").content)
@@ -186,7 +209,25 @@ def test_the_forecast_is_the_spending_so_far_and_the_last_days_pace(house: House
     house.ledger.settle([made])
     spent = statement(house, months(house)[0])
     left = (spent.month.ends - house.clock.now) / DAY_S
-    shown = re.search(r'Forecast for this month.*?title="([\d.]+) ', browser.get(page).text, re.DOTALL)
+    shown = re.search(r'>Forecast<.*?title="([\d.]+) ', browser.get(page).text, re.DOTALL)
     assert shown is not None
     assert "average of the last 7 full days" in browser.get(page).text
     assert float(shown[1]) == pytest.approx((made.cost + made.cost / 7 * left) / 10**9, abs=1e-6)
+
+
+def test_the_billing_page_has_what_each_month_cost_and_the_latest_transactions(house: House, account: str) -> None:
+    for count in range(1, 8):
+        house.ledger.credit(house.account_id, count * 10**9, memo=f"payment {count}")
+    page, names = house.member().get(f"{account}/billing").text, months(house)
+    for month in names:
+        charged = sum(row.charged for row in statement(house, month).usage)
+        row = re.search(rf"<tr>(?:(?!</tr>).)*/statements/{month}\"", page, re.DOTALL)
+        assert row is not None
+        assert f'title="{format_amount(charged)}"' in row[0]
+    shown = re.search(r'aria-label="Transactions in.*?</section>', page, re.DOTALL)
+    assert shown is not None
+    found = statement(house, names[0])
+    assert shown[0].count("<tr>") == 1 + 5  # the head, and the latest
+    assert f"All {len(found.movements) + len(found.usage)} transactions" in shown[0]
+    assert "payment 7" in shown[0]
+    assert "payment 1" not in shown[0]

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from serve_app.console import formats, static_files
 from serve_app.console.assets import ICONS, RECORD, VENDOR
+from serve_app.contracts.money import MINUS, fixed_amount, summing_places
 from serve_app.settings import BrandSettings
 from tests.accounting.books import NOON
 
@@ -143,6 +144,7 @@ def test_a_cell_has_the_name_of_its_column_for_narrow_screens() -> None:
 @pytest.mark.parametrize(
     ("columns", "lead"),
     [
+        (["Model", ("Mean duration (s)", "end"), ("Cost (USD)", "end")], "Cost (USD)"),
         (["Ended", "Model", "Status", ("Duration", "end"), ("Cost (USD)", "end")], "Cost (USD)"),
         (["Name", "Key", "Status", ("Attempts", "end")], "Status"),
         (["Backend", ("Replicas", "end"), ("Running", "end")], "Replicas"),
@@ -200,7 +202,8 @@ def test_first_steps_are_shown_until_they_are_done_or_dismissed(house: House) ->
         (1_234_567_890_123, "1,234.57", "1,234.57"),
         (46, "0.00", "0.000000046"),
         (1_234_567, "0.00", "0.00123457"),
-        (-5_005_000_000, "-5.00", "-5.005"),
+        (-5_005_000_000, "−5.00", "−5.005"),
+        (-46, "0.00", "−0.000000046"),
         (5 * 10**16, "50,000,000.00", "50,000,000.00"),
     ],
 )
@@ -218,9 +221,9 @@ def test_an_amount_has_the_decimals_that_matter(nano: int, balance: str, cost: s
     ],
 )
 def test_the_amounts_of_a_page_add_up_as_they_are_shown(amounts: list[int], places: int) -> None:
-    assert formats.decimals(amounts) == places
-    shown = [Decimal(formats.fixed(nano, places)) for nano in amounts]
-    assert sum(shown) == Decimal(formats.fixed(sum(amounts), places))
+    assert summing_places(amounts) == places
+    shown = [Decimal(fixed_amount(nano, places).replace(MINUS, "-")) for nano in amounts]
+    assert sum(shown) == Decimal(fixed_amount(sum(amounts), places))
     assert all(bool(one) == bool(nano) for one, nano in zip(shown, amounts, strict=True))
 
 

@@ -142,6 +142,7 @@ def test_the_overview_shows_the_limits_that_apply_and_why_they_are_lower_now(hou
     page = words(browser.get(path).text)
     assert "Requests per minute the service's default" in page
     assert "held for running" not in page
+    assert "Error rate" not in page
     house.ledger.set_limits(house.account_id, tpm=7)
     contract = Contract(rpm=11, tpm=22, concurrency=33)
     house.status = AccountStatus(house.account_id, 250_000_000, 2, contract, pressed=(("smollm2", 5),))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.api.doors import DOORS
-from serve_app.console.request_pages import SEARCHES_PER_MINUTE
+from serve_app.console.request_pages import SEARCHES_PER_MINUTE, timeline
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.operators import SetOperatorRole
 from serve_app.storage.request_log import Found
@@ -18,6 +18,7 @@ from tests.accounting.books import NOON, settlement
 from .conftest import PASSWORD, House, submit
 from .test_usage_pages import DAY, TODAY, YESTERDAY, rows_of, use
 
+PHASE_NAMES = ["Admission", "Queue", "Prompt", "Generation"]
 ID = re.compile(r'/requests/([^"/?]+)"')
 
 
@@ -136,6 +137,14 @@ def test_a_request_of_another_account_is_not_found(house: House) -> None:
     assert (answer.status_code, "No request with id “chatcmpl-1”" in answer.text) == (200, True)
 
 
+@pytest.mark.parametrize(("seconds", "names"), [(1.28, PHASE_NAMES), (1.3, [*PHASE_NAMES, "Not measured"])])
+def test_time_outside_the_phases_is_named_if_it_is_more_than_a_few_per_cent(seconds: float, names: list[str]) -> None:
+    line = {"admit_ms": 1.25, "queue_ms": 0.0, "prefill_ms": 250.0, "decode_ms": 1000.0}
+    bars = timeline(line, seconds)
+    assert [one.name for one in bars] == names
+    assert bars[-1].begins + bars[-1].width == pytest.approx(100)
+
+
 def test_a_request_shows_its_phases_from_the_log_and_never_its_texts(house: House) -> None:
     use(house, "chatcmpl-1")
     asked: list[Any] = []
@@ -153,7 +162,7 @@ def test_a_request_shows_its_phases_from_the_log_and_never_its_texts(house: Hous
     for part in ("Admission", "1.2 ms", "Prompt", "250.0 ms", "Generation", "1,000.0 ms", "length", "a" * 32):
         assert part in text, part
     assert "Settlement" not in text, "its duration is not known"
-    assert "Other" in text, "the phases do not cover the whole duration"
+    assert "Not measured" in text, "the phases do not cover the whole duration"
     assert "77.0" not in text
     assert "a secret" not in page
 

@@ -17,6 +17,7 @@ from serve_app.console.usage_report import MAX_SERIES, OTHERS, Report, Sums
 from serve_app.contracts.books import Audit, Outcome
 from serve_app.contracts.commands import CreateKey
 from serve_app.contracts.key_format import digest
+from serve_app.contracts.money import MINUS
 from serve_app.contracts.people import FindPerson
 from tests.accounting.books import COST, NOON, settlement
 
@@ -63,8 +64,8 @@ def test_usage_is_shown_by_model_by_key_and_by_day(house: House) -> None:
     assert ["svc-chat", "2", "20", "4", "8", "0.000000092"] in rows
     assert ["svc-coder", "1", "10", "2", "4", "0.000000046"] in rows
     assert ["Total", "3", "30", "6", "12", "0.000000138"] in rows
-    first, second = ([day, *figures] for day, *figures in ((TODAY, "2"), (YESTERDAY, "1")))
-    assert [row[:2] for row in rows if row[0][:4] == "2026"][-2:] == [first, second], "the newest day first"
+    first, second = ["1 Jun 2026", "2"], ["31 May 2026", "1"]
+    assert [row[:2] for row in rows if row[0].endswith(" 2026")][-2:] == [first, second], "the newest day first"
     assert f'/requests?range=custom&amp;from={YESTERDAY}&amp;to={YESTERDAY}"' in page
     by_key = browser.get(path, params={"by": "key", "of": "requests", "range": "90d"}).text
     assert ["key of old", "1", "10", "2", "4", "0.000000046"] in cells(by_key)
@@ -89,7 +90,7 @@ def test_usage_by_tag_counts_a_key_in_each_and_the_total_counts_it_once(house: H
     rows = cells(page)
     for name, requests in {"a": 2, "b": 3, "No tag": 1, "Total": 4}.items():
         assert [row[1] for row in rows if row[0] == name] == [str(requests)], name
-    moment = f"{TODAY} 11:00" if span == "24h" else TODAY
+    moment = "1 Jun 2026, 11:00" if span == "24h" else "1 Jun 2026"
     assert [row[1] for row in rows if row[0] == moment][-1] == "4"
     assert {one["name"]: sum(one["values"]) for one in chart(page)["series"]} == {"a": 2, "b": 3, "No tag": 1}
     assert "counts in each of them" in page
@@ -106,8 +107,9 @@ def test_short_ranges_are_shown_by_hour_with_failures_and_durations(house: House
     assert ["svc-chat", "3", "0", "2.50", "30", "6", "12", "0.000000138"] in cells(page)
     assert ["svc-coder", "1", "1", "2.50", "10", "2", "4", "0.00"] in cells(page)
     hours = [row[:3] for row in cells(page) if row[0].endswith(":00") and len(row) == 8]
-    assert hours == [[f"{TODAY} 11:00", "3", "1"], [f"{YESTERDAY} 13:00", "1", "0"]]
-    assert len(chart(page)["labels"]) == 24
+    assert hours == [["1 Jun 2026, 11:00", "3", "1"], ["31 May 2026, 13:00", "1", "0"]]
+    labels = chart(page)["labels"]
+    assert (len(labels), labels[0], labels[-1]) == (24, "31 May, 13:00", "1 Jun, 12:00")
     custom = {"range": "custom", "from": YESTERDAY, "to": TODAY, "by": "status", "of": "latency"}
     page = browser.get(path, params=custom).text
     data = chart(page)
@@ -215,7 +217,7 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     path, browser = f"/console/accounts/{house.account_id}", house.member(role="billing")
     billing = browser.get(f"{path}/billing").text
     assert "&lt;b&gt;welcome&lt;/b&gt;" in billing
-    for exact in ("0.999999908 USD", "0.999999908", "1.00", "6 Jun 2026, 12:00:00 UTC"):
+    for exact in ("0.999999908 USD", "0.999999908", "1.00", "6 Jun 2026, 12:00:00 UTC", "0.000000092"):
         assert f'title="{exact}"' in billing
     assert f'href="{path}/statements/2026-06"' in billing
     statement = browser.get(f"{path}/statements/2026-06").text
@@ -223,12 +225,29 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     assert rows.pop(0) == ["Entry", "Details", "Amount (USD)"]
     assert rows[0] == ["Opening balance", "", "0.0000000"]
     assert [row[0] for row in rows[1:-1]] == ["Payment", "Credit given", "Usage of svc-chat"]
-    assert rows[-2][2] == "-0.0000001"
-    assert rows[-1] == ["Closing balance", "", "5.9999999"]
-    assert sum(Decimal(row[2]) for row in rows[:-1]) == Decimal(rows[-1][2])
+    assert rows[-2][2] == "−0.0000001"
+    assert rows[-1] == ["Balance so far", "", "5.9999999"]
+    assert sum(Decimal(row[2].replace(MINUS, "-")) for row in rows[:-1]) == Decimal(rows[-1][2])
     assert ['title="0.00"' in statement, 'title="5.999999908"' in statement] == [True, True]
     assert 2 * COST == 92
+    assert "The month is not over" in statement
     assert browser.get(f"{path}/statements/2026-00").status_code == 404
+    house.clock.now += 31 * DAY
+    closed = house.member("late@example.org").get(f"{path}/statements/2026-06").text
+    assert ["Final" in closed, "The month is not over" in closed, "Closing balance" in closed] == [True, False, True]
+
+
+def test_the_overview_counts_the_failed_among_the_latest_requests_and_leads_to_them(house: House) -> None:
+    use(house, "r1", "r2", "r3", at=NOON - 3 * DAY)
+    use(house, "bad", outcome=Outcome.FAILED)
+    path, browser = f"/console/accounts/{house.account_id}", house.member()
+    page = browser.get(path).text
+    assert "Latest 4 requests Error rate 25.0%, 1 failed request Median duration" in words(page)
+    assert "1 failed request</a>" in page
+    link = re.search(r'href="([^"]*status=failed[^"]*)"', page)
+    assert link is not None
+    listed = browser.get(link[1].replace("&amp;", "&")).text
+    assert ["/requests/bad" in listed, "/requests/r1" in listed] == [True, False]
 
 
 def test_an_owner_invites_a_member_who_then_sees_what_members_see(house: House) -> None:

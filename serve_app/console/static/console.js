@@ -64,16 +64,20 @@
   // Times: relative within a day, else the date; the exact one is in the tooltip, in the viewer's zone or in UTC.
   const units = [["hour", 3600], ["minute", 60]];
   const relative = new Intl.RelativeTimeFormat("en");
+  function dated(options) { // "28 Sep 2026", as the service writes it; browsers abbreviate September as "Sept"
+    const format = new Intl.DateTimeFormat("en-GB", options);
+    return (at) => format.format(at).replace("Sept", "Sep");
+  }
   function times() {
     const utc = stored("zone") === "utc", now = Date.now();
     const timeZone = utc ? "UTC" : undefined;
-    const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long", timeZone });
-    const date = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone });
+    const exact = dated({ dateStyle: "medium", timeStyle: "long", timeZone });
+    const date = dated({ dateStyle: "medium", timeZone });
     for (const one of document.querySelectorAll("time[datetime]")) {
       const at = new Date(one.dateTime), seconds = (at - now) / 1000;
-      one.title = exact.format(at);
-      if ("exact" in one.dataset) { one.textContent = exact.format(at); continue; }
-      if (Math.abs(seconds) >= 86400) { one.textContent = date.format(at); continue; }
+      one.title = exact(at);
+      if ("exact" in one.dataset) { one.textContent = exact(at); continue; }
+      if (Math.abs(seconds) >= 86400) { one.textContent = date(at); continue; }
       const unit = units.find(([, size]) => Math.abs(seconds) >= size);
       one.textContent = unit ? relative.format(Math.trunc(seconds / unit[1]), unit[0])
         : seconds > 0 ? "in a moment" : "just now";
@@ -87,6 +91,12 @@
     if (!event.target.closest("[data-zone-switch]")) return;
     store("zone", stored("zone") === "utc" ? "local" : "utc");
     times();
+  });
+
+  // Buttons that write their value into a field.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-fills]");
+    if (button) document.getElementById(button.dataset.fills).value = button.value;
   });
 
   // The theme switch.
@@ -110,7 +120,7 @@
     if (!found) return label;
     if (found[2]) return `${found[2]}:00`;
     const year = all.length > 180 ? "numeric" : undefined;
-    return new Date(found[1]).toLocaleDateString("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" });
+    return dated({ day: "numeric", month: "short", year, timeZone: "UTC" })(new Date(found[1]));
   }
   function draw(figure) {
     const data = JSON.parse(document.getElementById(figure.dataset.chart).textContent);

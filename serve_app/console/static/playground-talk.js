@@ -172,7 +172,7 @@ export class Talk {
       parts.push(`${turn.usage.prompt_tokens.toLocaleString("en")} in, ${turn.usage.completion_tokens.toLocaleString("en")} out${charged}`);
     }
     if (turn.perSecond) parts.push(`${turn.perSecond.toFixed(1)} tokens per second`);
-    if (turn.firstMs) parts.push(`first token after ${turn.firstMs} ms`);
+    if (turn.firstMs) parts.push(`first token after ${turn.firstMs} ms in your browser`);
     if (turn.finish === "length") parts.push("ended at the maximum number of tokens");
     return parts.join(" · ");
   }
