@@ -55,7 +55,7 @@ def prepare_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
     Skips steps that were already done. Without a compiler, int8 runs in torch, and a line of progress reports this.
 
     Raises:
-        ModelError: as `ensure_bundled_model`.
+        ModelError: see `ensure_bundled_model`.
     """
     folder = ensure_bundled_model(home, progress)
     settings = EngineSettings(model=str(folder), dtype="int8", cache_dir=str(bundled_cache_dir(home)))

@@ -94,7 +94,7 @@ class Orphans:
         self._running: asyncio.Task[None] | None = None
         self._delay_s = delay_s
         self._ledger_is_unavailable = False
-        self._back_at = clock()  # when the ledger became available, as far as this process knows
+        self._back_at = clock()  # when the ledger last became available, as far as this process knows
 
     def start(self) -> None:
         """Starts to flush the spool and to settle its due settlements."""

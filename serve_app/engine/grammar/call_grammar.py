@@ -131,7 +131,7 @@ def _as_schema(alternative: Sequence[str]) -> dict[str, Any]:
         call = json.loads(f"{before}null{after}")
         properties = {k: json.loads(schema) if v is None else {"const": v} for k, v in call.items()}
     except (ValueError, AttributeError):
-        raise UnsupportedGrammar("calls in this form can't be told from another JSON object") from None
+        raise UnsupportedGrammar("calls in this form can't be distinguished from other JSON objects") from None
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 

@@ -1,4 +1,4 @@
-"""Checks the devices in `device_map` and `max_memory`, and measures their memory and the model's."""
+"""Checks the devices in the settings, measures their free memory, and finds the device of a placed model's input."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def assumptions(found: Size, card: Card, *, engine: str = "vllm", measured: bool
     lines = [
         f"{usable * card.memory / GIB:.1f} GiB of the card's {card.memory / GIB:.1f} GiB are usable; weights, K and V "
         "are counted, activations estimated",
-        "every user has a sequence of the whole context; shorter ones leave room for more",
+        "every user has a sequence of the whole context; shorter sequences leave room for more users",
         speed,
         "prompts are not in the estimate; the time that they take lowers the tokens per second",
     ]

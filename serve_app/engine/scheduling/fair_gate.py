@@ -23,7 +23,7 @@ from serve_app.engine.scheduling.fair_queue import FairQueue
 from serve_app.engine.scheduling.seen_prefixes import SeenPrefixes
 
 _MAX_PREFILLING = 8  # maximum number of tenants with prompts in the engine while these fill `steps_ahead` steps
-_OVERTAKEN = 8  # later prompts overtake a prompt by at most this many times its tenant's prompt tokens in the engine
+_OVERTAKEN = 8  # maximum tokens of later prompts that overtake a prompt, per prompt token of its tenant in the engine
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ from serve_app.engine.errors import RequestRefused, UnsupportedGrammar
 _BAN = -1e7  # vLLM adds biases before the repetition penalty, which may multiply them by 0.01
 _MIN_BIAS = -100.0  # this bias is a ban
 _MAX_BIASES = 1024  # a request with more ends vLLM's process on a GPU
-_MIN_TEMPERATURE = 0.01  # vLLM raises lower ones to this, and logs a warning for each request
+_MIN_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and logs a warning for each request
 _MIN_TOP_P = 1e-6  # keeps only the most likely token; smaller values would become 0 in vLLM's float32
 _SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
 _GRAMMAR_WORDS = re.compile(r"structured|grammar|guidance|schema|regex", re.IGNORECASE)

@@ -147,7 +147,7 @@ class CallReader:
             c = yield from self._source.skip_space()
 
     def read_array(self, marked: bool = True) -> Steps[bool]:
-        """Reads the calls in an array whose opening bracket was skipped; otherwise as `read_object`."""
+        """Reads the calls in an array whose opening bracket was skipped; otherwise like `read_object`."""
         called = False
         while (yield from self._source.skip_space()) == "{":
             if not (yield from self.read_object(marked)):

@@ -28,7 +28,7 @@ class ReplyParser:
 
     `offered` has the names of the functions in the prompt. `seed` determines the ids of calls.
 
-    - `only_first`: calls can only be at the beginning; a reply that begins differently is text.
+    - `only_first`: only calls at the beginning are read. Everything after other text is text, whatever it contains.
     - `markers`: the reasoning markers; None for a model without reasoning.
     - `left_open`: the prompt already contains the first reasoning marker.
     - `checked`: a grammar excludes text that begins like a call, so an incomplete call without a known name is dropped,
@@ -62,9 +62,9 @@ class ReplyParser:
     def feed_end(self, reason: str) -> list[Part]:
         """Ends the reply and returns the parts that were held back. `reason` is the finish reason.
 
-        A call whose arguments have begun is returned as incomplete. A call without arguments yet is returned as
-        incomplete if its name is known and either `reason` is "length" or a grammar has checked the reply. Otherwise it
-        is text; in a checked reply it is dropped.
+        A call whose name and the beginning of its arguments are known is returned as incomplete. If only its name is
+        known, it is returned as incomplete if `reason` is "length" or if a grammar has checked the reply. All other
+        incomplete calls are text; if a grammar has checked the reply, they are dropped.
         """
         self._source.ended = True
         self._calls.by_length = reason == "length"

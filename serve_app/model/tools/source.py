@@ -110,7 +110,7 @@ class Source:
         return ""
 
     def skip_space(self) -> Steps[str]:
-        """Skips JSON white space. Returns the character after it, as `next_char`."""
+        """Skips JSON white space. Returns the character after it, like `next_char`."""
         if self.at < len(self.text) and self.text[self.at] not in _BLANKS:
             return self.text[self.at]
         while True:
