@@ -22,7 +22,7 @@ class Fetched:
 
 
 def fetch(model: str, revision: str | None, dtype: str, say: Say) -> Fetched:
-    """Downloads the files that are missing; continues an interrupted run. `say` receives lines of progress.
+    """Downloads missing files and keeps files from an interrupted run. `say` receives lines of progress.
 
     Raises:
         ModelError: see `hub.fetch` and `checkpoint.check`; also if `model` is a path or the bundled model.

@@ -1,7 +1,7 @@
-"""Paged attention for models that run in transformers' code.
+"""Paged attention in torch: packs a step's tokens into one row and computes their attention.
 
-All tokens of a step are packed into one row. Transformers' code calls `paged_attention` in every layer. The step
-object, which is passed to the forward call as the argument `paged`, knows the sequence of each token.
+The step object knows the sequence of each token. Models that run in transformers' code receive it as the argument
+`paged` of the forward call, and call `paged_attention` in every layer.
 """
 
 from __future__ import annotations

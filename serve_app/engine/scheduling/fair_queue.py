@@ -78,7 +78,7 @@ class FairQueue(Generic[Entry]):
         bisect.insort(self._queues.setdefault(entry.request.tenant, []), entry, key=_arrival)
 
     def peek(self, fits: Callable[[Entry], bool] = lambda entry: True) -> Entry | None:
-        """The oldest entry of the least served tenant, among tenants whose oldest entry `fits`; None without any."""
+        """The oldest entry of the least served tenant whose oldest entry `fits`; None if no oldest entry fits."""
         heads = (queue[0] for queue in self._queues.values() if fits(queue[0]))
         return min(heads, key=self._turn, default=None)
 
