@@ -1,4 +1,4 @@
-"""Runs long work next to the engine, on a few low-priority threads, with one job of a tenant at a time."""
+"""Runs long jobs next to the engine, on a few low-priority threads, one job per tenant at a time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NICENESS = 10  # a job may take a second, while the engine needs the processor 
 class Aside:
     """A background executor for one event loop.
 
-    A tenant's next job begins only after its previous job has ended and `rest` times that job's duration has passed. So
-    one tenant uses at most a fraction of a core. `clock` returns seconds.
+    After a tenant's job, the tenant pauses for `rest` times the job's duration before its next job begins. So one
+    tenant uses at most 1 / (1 + `rest`) of a core. `clock` returns seconds.
     """
 
     def __init__(self, name: str, rest: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -34,7 +34,7 @@ class Aside:
     async def run(self, tenant: str, job: Callable[[], Result]) -> Result:
         """Run a job and return its result, or raise its exception.
 
-        The tenant's turn lasts until the job ends, even if its caller is cancelled.
+        If the caller is cancelled, a running job still ends before the tenant's next job begins.
         """
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(tenant, asyncio.Lock())

@@ -1,8 +1,8 @@
 """Renders chat messages with the model's own template into prompt tokens.
 
-Only the template's own text becomes control tokens. In text of messages and tools, `literal` replaces the first
-character of each control token's name by a stand-in: half of a surrogate pair, which no text of a client contains. The
-template copies stand-ins like any other character, and `tokenize` encodes such a name as ordinary text.
+Only the template's own text may contain control tokens. In messages and tools, `literal` replaces the first character
+of each control token's name by a stand-in: half of a surrogate pair, which a client's text cannot contain. The template
+copies stand-ins like other characters, and `tokenize` encodes a name with a stand-in as ordinary text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from serve_app.engine.text.plain_text import Names, PlainText, token_ids
 
 logger = logging.getLogger(__name__)
 
-_FIRST_STAND_IN = 0xDC00
-_OTHER_HALVES = re.compile("[\ud800-\udbff]")
+_FIRST_STAND_IN = 0xDC00  # stand-ins are low surrogates
+_HIGH_SURROGATES = re.compile("[\ud800-\udbff]")
 _AFTER_STAND_IN = re.compile("(?<=[\udc00-\udfff])")
 _MARKER = re.compile(r"<.*>|\[.*\]", re.DOTALL)
 _LONG = 8  # characters per token of context: twice as many as ordinary text has
 _PIECE = 16_384  # characters
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers that produces no text
-_SET_HERE = frozenset(
+_SET_HERE = frozenset(  # template variables that requests can't set
     {
         *("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message"),
         *("raise_exception", "strftime_now"),  # functions that transformers adds
@@ -50,7 +50,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, max_context: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._max_context = max_context
-        # A token stands for at most the UTF-8 bytes of its text, so this gives a lower bound on the number of tokens.
+        # No token stands for more bytes than this, which gives a lower bound on the number of tokens of a text.
         vocabulary = tokenizer.get_vocab()
         self._longest_token = max(len(str(token).encode()) for token in vocabulary)
         self._greatest_id = max(vocabulary.values())
@@ -58,19 +58,19 @@ class ChatRenderer:
         self._plain_text = None if self._core is None else PlainText(self._core, ())
         self._added = {str(token): token for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
         self._control_names = self._find_control_names()
-        # Such tokens are found after normalization, which may turn other characters into their names.
+        # The tokenizer finds such tokens after normalization, which may turn other characters into their names.
         is_normalized = any(self._added[name].normalized for name in self._control_names if name in self._added)
         self._normalizer = getattr(self._core, "normalizer", None) if is_normalized else None
-        self._names = {frozenset[str](): Names(self._control_names)}  # by the names that are left out
+        self._names = {frozenset[str](): Names(self._control_names)}  # by the names that stay control tokens
         first = self._names[frozenset()].first_characters
         self._stand_ins = {character: chr(_FIRST_STAND_IN + number) for number, character in enumerate(first)}
         self._restore = str.maketrans({stand_in: character for character, stand_in in self._stand_ins.items()})
         self._lock = threading.Lock()
-        self.variables = _variables(tokenizer)  # names that a request may set; the others are set here
+        self.variables = _variables(tokenizer)  # names of the template variables that a request may set
 
     @property
     def template(self) -> str | None:
-        """The Jinja template that `text` uses with tools; without tools it may use a different one."""
+        """The Jinja template that `text` uses with tools; without tools, it may use a different template."""
         templates = getattr(self._tokenizer, "chat_template", None)
         if not isinstance(templates, dict):
             return templates
@@ -83,29 +83,29 @@ class ChatRenderer:
         return frozenset(self._tokenizer.all_special_tokens) | special
 
     def _find_control_names(self) -> frozenset[str]:
-        """Names of special tokens, and of other added tokens that look like markers and that the template uses."""
+        """Names of special tokens, and of other added tokens that look like markers: in the template, or with a bar."""
         templates = getattr(self._tokenizer, "chat_template", None) or ""
         text = "\n".join(templates.values()) if isinstance(templates, dict) else templates
         markers = {n for n in self._added if _MARKER.fullmatch(n) and (n in text or n[1:2] in ("|", "｜"))}
         return self.special_names | markers
 
     def literal(self, value: Any, spared: Sequence[str] = ()) -> Any:
-        """A copy of messages or tools, with stand-ins in all texts and keys. `spared` names stay control tokens.
+        """A copy of messages or tools, with stand-ins in all texts and keys. Names in `spared` stay control tokens.
 
-        Raises ValueError if they are nested too deeply.
+        Raises ValueError if `value` is nested too deeply.
         """
-        left_out = frozenset(spared)
-        if left_out not in self._names:
-            self._names[left_out] = Names(self._control_names - left_out)
+        kept = frozenset(spared)
+        if kept not in self._names:
+            self._names[kept] = Names(self._control_names - kept)
         try:
-            return self._literal(value, self._names[left_out])
+            return self._literal(value, self._names[kept])
         except RecursionError:
             raise ValueError("the messages or tools are nested too deeply") from None
 
     def _literal(self, value: Any, names: Names) -> Any:
         match value:
             case str():
-                text = _whole(value)
+                text = _encodable(value)
                 begins = names.begins(text)
                 if not begins and self._normalizer is not None:
                     normal = self._normalizer.normalize_str(text)
@@ -129,7 +129,7 @@ class ChatRenderer:
         continue_final: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of the conversation, ready for the assistant's turn. No text of it becomes a control token."""
+        """Token ids of the conversation, up to the assistant's turn. Text of the messages is always ordinary text."""
         return self.tokenize(self.text(self.literal(messages), continue_final, self.literal(tools)))
 
     def text(
@@ -141,15 +141,15 @@ class ChatRenderer:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation as rendered by the template, ready for the assistant's turn.
+        """The conversation as rendered by the template, up to the beginning of the assistant's turn.
 
-        The role `developer` counts as `system`, and a content of None counts as empty. With `continue_final` the last
-        message stays open and the reply continues it. `tools` is the template variable of that name. `variables` are
-        others, whose names are in `self.variables`. Without `add_generation_prompt`, the beginning of the assistant's
-        turn is left out.
+        The role `developer` counts as `system`, and a content of None counts as empty. With `continue_final`, the last
+        message stays open and the reply continues it. `tools` is the template variable of that name. `variables` sets
+        further template variables, whose names must be in `self.variables`. Without `add_generation_prompt`, the
+        beginning of the assistant's turn is left out.
 
         Raises:
-            ContextLengthExceeded: the text is too long to fit, however it is tokenized.
+            ContextLengthExceeded: the text is certainly too long for the context.
             ValueError: there are no messages, or the template rejects them.
         """
         if not messages:
@@ -158,10 +158,10 @@ class ChatRenderer:
             plain = [self._plain(message) for message in messages]
             more: dict[str, Any] = {} if tools is None else {"tools": _clean(list(tools))}
             more |= _clean(variables)
-            of_tools = _num_bytes(json.dumps(more, ensure_ascii=False)) if more else 0
+            more_bytes = _num_bytes(json.dumps(more, ensure_ascii=False)) if more else 0
         except RecursionError:
             raise ValueError("the messages or tools are nested too deeply") from None
-        self._refuse_oversized(sum(_num_bytes(m["content"]) for m in plain) + of_tools)
+        self._refuse_oversized(sum(_num_bytes(m["content"]) for m in plain) + more_bytes)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -176,31 +176,31 @@ class ChatRenderer:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a result of `text`, with its control tokens.
+        """Token ids of a conversation that `text` has rendered, with its control tokens.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit.
         """
-        first, *others = (_whole(piece.translate(self._restore)) for piece in _AFTER_STAND_IN.split(text))
-        whole = "".join([first, *others])
-        self._refuse_oversized(len(whole.encode()))
-        self._refuse_overlong(whole)
+        first, *others = (_encodable(piece.translate(self._restore)) for piece in _AFTER_STAND_IN.split(text))
+        restored = "".join([first, *others])
+        self._refuse_oversized(len(restored.encode()))
+        self._refuse_overlong(restored)
         if self._core is None or self._plain_text is None:
-            with self._lock:  # a blank divides each name that is only text
+            with self._lock:  # a space in each name with a stand-in keeps it from becoming a control token
                 return list(self._tokenizer(" ".join([first, *others]), add_special_tokens=False)["input_ids"])
         # Thread-safe, unlike the tokenizer's call.
         ids = token_ids(self._core, first)
         return ids + [token for piece in others for token in self._plain_text.encode_piece(piece)]
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text that no template renders. Names of special tokens in it become these tokens.
+        """Token ids of a text without a template. Names of special tokens in it are encoded as those tokens.
 
-        `special_tokens` adds the tokens that the tokenizer adds to any text, such as one for its beginning.
+        With `special_tokens`, adds the tokens that the tokenizer puts around a text, such as one for its beginning.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit.
         """
-        text = _whole(text)
+        text = _encodable(text)
         self._refuse_oversized(len(text.encode()))
         self._refuse_overlong(text)
         if self._core is None:
@@ -209,20 +209,20 @@ class ChatRenderer:
         return token_ids(self._core, text, special_tokens)
 
     def encode_following(self, text: str) -> list[int]:
-        """Token ids of a text that follows other text. No name in it becomes a control token.
+        """Token ids of a text that follows other text. Names of control tokens in it stay ordinary text.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit.
         """
         self._refuse_oversized(_num_bytes(text))
-        self._refuse_overlong(_whole(text))
+        self._refuse_overlong(_encodable(text))
         if self._plain_text is None:
             return self.tokenize(self.literal(text))
         pieces = _AFTER_STAND_IN.split(self.literal(text))
         return [
             token
             for piece in pieces
-            for token in self._plain_text.encode_piece(_whole(piece.translate(self._restore)))
+            for token in self._plain_text.encode_piece(_encodable(piece.translate(self._restore)))
             if piece
         ]
 
@@ -251,7 +251,7 @@ class ChatRenderer:
 
     @cached_property
     def num_ids(self) -> int:
-        """Token ids are below this number."""
+        """One more than the highest token id."""
         return 1 + max(self._ids.values())
 
     @cached_property
@@ -273,9 +273,10 @@ class ChatRenderer:
             raise ContextLengthExceeded(0, self._max_context)
 
     def _refuse_overlong(self, text: str) -> None:
-        """Tokenize a very long text in pieces and stop once it is certainly too long: 4 MB of words take 10 s.
+        """Raise ContextLengthExceeded if a very long text is certainly too long.
 
-        A cut between two pieces changes only the word at the cut, a few tokens out of many thousands.
+        Tokenizes the text in pieces and stops early, because 4 MB of words would take 10 s. Each cut between two pieces
+        changes the count by a few tokens at most.
         """
         if self._max_context is None or self._core is None or len(text) <= _LONG * self._max_context:
             return
@@ -287,7 +288,7 @@ class ChatRenderer:
 
 
 def _variables(tokenizer: Any) -> frozenset[str]:
-    """Names that the templates read and that neither the renderer nor the template engine sets."""
+    """Names of the variables that the templates read and that requests may set."""
     templates = getattr(tokenizer, "chat_template", None) or ""
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     found: set[str] = set()
@@ -299,7 +300,8 @@ def _variables(tokenizer: Any) -> frozenset[str]:
     return frozenset(found) - _SET_HERE - set(getattr(tokenizer, "special_tokens_map", {}))
 
 
-def _whole(text: str) -> str:
+def _encodable(text: str) -> str:
+    """The text with unpaired surrogates replaced by question marks."""
     return text.encode(errors="replace").decode()
 
 
@@ -308,10 +310,10 @@ def _num_bytes(text: str) -> int:
 
 
 def _clean(value: Any) -> Any:
-    """The value without unpaired surrogates, which JSON can carry but no tokenizer accepts, except stand-ins."""
+    """The value without high surrogates, which JSON can carry but tokenizers reject. Low ones may be stand-ins."""
     match value:
         case str():
-            return _OTHER_HALVES.sub("?", value)
+            return _HIGH_SURROGATES.sub("?", value)
         case Mapping():
             return {_clean(key): _clean(part) for key, part in value.items()}
         case list() | tuple():

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-# On a GPU every step would have to expand each int8 matrix: slower than bfloat16, without saving memory.
+# On a GPU, each step would have to expand all int8 matrices, which is slower than bfloat16 and saves no memory.
 INT8_REMEDY = "set dtype to bfloat16, or device_map to cpu"
-_STEP_TIMEOUT_S = {True: 300.0, False: 20.0}  # by whether the model runs on a CPU
+_STEP_TIMEOUT_S = {True: 300.0, False: 20.0}  # defaults; True: the model runs on a CPU
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -49,14 +49,14 @@ class EngineSettings(BaseModel):
     revision: str | None = Field(default=None, min_length=1)
     """Commit, tag or branch of a model on the hub. Default: its main branch."""
     fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{12}$")
-    """Twelve digits, as at the end of `system_fingerprint`. A replica that finds other files does not start, so all
-    replicas serve the same weights. It also depends on the release and on `dtype`."""
+    """Twelve hexadecimal digits, as at the end of `system_fingerprint`. A replica whose files have another fingerprint
+    does not start, so all replicas serve the same weights. It also depends on the release and on `dtype`."""
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Number type of the weights. `int8` is for the CPU, and computes between matrices in float32."""
+    """Number type of the weights. `int8` is for the CPU only; outside of matrix products, it computes in float32."""
     fused: bool = True
-    """Whether llama-like models run through the engine's own forward pass."""
+    """Whether llama-like models use the engine's own forward pass instead of the code in transformers."""
     native: bool = True
-    """Whether int8 on the CPU runs in C++, compiled once on each machine."""
+    """Whether int8 on the CPU uses C++ code, which each machine compiles once."""
     device_map: str | dict[str, int | str] = "cpu"
     """`cpu`, `cuda:0`, `auto`, `balanced`, `balanced_low_0`, `sequential`, or a mapping of modules to devices."""
     max_memory: dict[int | str, ByteSize] | None = None
@@ -66,15 +66,15 @@ class EngineSettings(BaseModel):
     cache_dir: str | None = None
     """Folder for prepared files. Default: `cache` in `SERVE_APP_HOME`, else the user's cache folder."""
     kv_cache_memory: SizeOrAuto = 2 * 2**30
-    """Bytes of the KV cache, all devices together, for example `2GiB`; on a CPU they are allocated as needed. `auto`:
-    the memory that weights and activations leave free, up to the need of `max_running` contexts."""
+    """Bytes of the KV cache, all devices together, for example `2GiB`; on a CPU, memory is allocated as needed. `auto`:
+    the memory that weights and activations leave free, at most as much as `max_running` full contexts need."""
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens per KV block."""
     max_running: int = Field(default=32, ge=1)
-    """Maximum number of running requests. Default with `engine: vllm`: vLLM's own for the GPU."""
+    """Maximum number of running requests. Default with `engine: vllm`: vLLM's default for the GPU."""
     max_waiting: int = Field(default=96, ge=0)
-    """Maximum number of waiting requests. Then a request gets 503. An account below its even share of the queue is
-    still admitted, up to twice `max_waiting` in total."""
+    """Maximum number of waiting requests. Further requests get 503, except from accounts below their even share of the
+    queue: their requests are admitted up to twice `max_waiting` in total."""
     max_context: int = Field(default=32768, ge=2)
     """Maximum tokens of prompt and reply together."""
     max_output: int = Field(default=4096, ge=1)
@@ -82,11 +82,10 @@ class EngineSettings(BaseModel):
     prefill_chunk: int = Field(default=512, ge=1)
     """Maximum prompt tokens per step."""
     prefill_chunk_busy: int | None = Field(default=None, ge=1)
-    """Maximum prompt tokens per step while other requests stream. By default it is measured: such a step takes at most
-    twice the time of a step without prompt tokens, and a step of long prompts alone about 20 ms."""
+    """Maximum prompt tokens per step while other requests stream. By default, measured times determine it: such a step
+    takes at most twice as long as one without prompt tokens, and a step of long prompts alone about 20 ms."""
     speculation_rows: int = Field(default=8, ge=0)
-    """Guessed tokens that are verified per step for a single stream; one less for each further stream. 0 disables
-    guessing."""
+    """Guessed tokens to verify per step with a single stream; one less for each further stream. 0 disables guessing."""
     prefix_reuse: bool = True
     """Whether prompts reuse the computed prefixes of earlier requests from the same account."""
     fair_prompt_weight: float = Field(default=1.0, gt=0)
@@ -94,14 +93,14 @@ class EngineSettings(BaseModel):
     fair_output_weight: float = Field(default=2.0, gt=0)
     """Cost of an output token in the fair queue."""
     step_timeout_s: float | None = Field(default=None, gt=0)
-    """Maximum duration of a step, in seconds. Then the engine counts as hung: its requests get 503, and Serve replaces
-    the replica. Default: 20 with GPUs, 300 on a CPU, where a step of a large model takes longer."""
+    """Maximum duration of a step, in seconds. After that, the engine counts as hung: its requests get 503, and Serve
+    replaces the replica. Default: 20 with GPUs, 300 on a CPU, where a step of a large model takes longer."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads. Default: torch's number, which Ray sets to the replica's `num_cpus`."""
 
     @property
     def kv_cache_bytes(self) -> int:
-        """`kv_cache_memory` in bytes, after the loader has resolved `auto`."""
+        """`kv_cache_memory` in bytes. Raises ValueError for `auto`, which the loader replaces by a size."""
         if self.kv_cache_memory == "auto":
             raise ValueError("kv_cache_memory auto is decided while the model is loaded")
         return self.kv_cache_memory

@@ -30,7 +30,7 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 
 logger = logging.getLogger(__name__)
 
-# Logits of prompts whose log-probabilities are computed, in one step. Computing them takes a few times this memory.
+# Maximum bytes of logits for prompts' log-probabilities in one step. Computing them needs a few times this memory.
 _SCORED_BYTES = 64 * 2**20
 _MIN_CHUNK = 16  # minimum prompt tokens per step while streams run: in a long context smaller chunks save little
 
@@ -59,7 +59,8 @@ class Runner(Protocol):
 class EngineCore:
     """The live requests and the scheduling of their steps. Events go to `outbox`; the caller delivers them.
 
-    Calls must not overlap, except that `compute` may overlap with any other call: they share no state.
+    Calls must not overlap, except that `compute` may overlap with any other method, because it shares no state with
+    them.
     """
 
     def __init__(self, runner: Runner, settings: EngineSettings, outbox: Outbox) -> None:
@@ -101,7 +102,7 @@ class EngineCore:
         self._earliest_deadline = min(self._earliest_deadline, _deadline(sequence))
 
     def plan(self, now: float) -> StepPlan:
-        """End requests whose deadline has passed at `now`, in seconds, and decide what the next step computes."""
+        """End requests whose deadline is not after `now`, in seconds, and decide what the next step computes."""
         if now >= self._earliest_deadline:
             for sequence in [s for s in self.streams if _deadline(s) <= now]:
                 self.finish(sequence, FinishReason.DEADLINE)
@@ -119,11 +120,11 @@ class EngineCore:
         chunks = tuple(chunk for chunk in plan.chunks if self.streams[chunk.sequence].ready)
         if chunks or not plan.to_clear:
             return replace(plan, chunks=chunks)
-        self._runner.clear_blocks(plan.to_clear)  # no step would do it
+        self._runner.clear_blocks(plan.to_clear)  # no step follows that would clear them
         return replace(plan, chunks=(), to_clear=())
 
     def compute(self, plan: StepPlan, streams: Sequence[OutputStream]) -> list[list[SampledToken]]:
-        """Run the model; return the next tokens of each chunk that samples. `streams` belong to the plan's chunks."""
+        """Run the model; return the next tokens of each chunk that samples. `streams` has the stream of each chunk."""
         if plan.to_clear:
             self._runner.clear_blocks(plan.to_clear)
         sampling = [(stream, chunk.draft) for stream, chunk in zip(streams, plan.chunks, strict=True) if chunk.samples]
@@ -181,7 +182,10 @@ class EngineCore:
 
     @staticmethod
     def _compute_last_again(sequence: TokenSequence) -> None:
-        """Leave one token to compute, from which the next one is chosen, if the grammar has interrupted a step."""
+        """If all tokens are computed, have the last one computed again, because the next token needs its logits.
+
+        This happens if the grammar has interrupted the step.
+        """
         sequence.num_computed = min(sequence.num_computed, len(sequence.tokens) - 1)
 
     def fail(self, plan: StepPlan) -> None:
@@ -259,6 +263,6 @@ def _score(logits: torch.Tensor, chunks: Sequence[Chunk], streams: Sequence[Outp
 
 
 def _deadline(sequence: TokenSequence) -> float:
-    """Time in seconds on the clock at which the sequence ends if it still waits for its first turn."""
+    """Clock time in seconds at which the sequence ends if it has not started by then."""
     first_token_by = sequence.request.first_token_by
     return math.inf if first_token_by is None or sequence.started else first_token_by

@@ -29,7 +29,7 @@ class Outbox:
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self._on_lost = on_lost
         self._waiting: list[tuple[LoopSink, Event]] = []
-        self._requests: dict[LoopSink, str] = {}  # of the events that wait
+        self._requests: dict[LoopSink, str] = {}  # request ids of the waiting events
         self._turns: dict[asyncio.AbstractEventLoop, Turns[LoopSink, Event]] = {}
 
     def put(self, request_id: str, sink: LoopSink, event: Event) -> None:
@@ -38,7 +38,7 @@ class Outbox:
         self._requests[sink] = request_id
 
     def deliver(self) -> None:
-        """Send the stored events, in order. Each wake-up is a system call, so each loop is woken once."""
+        """Send the stored events, in order. Wakes each loop only once, because a wake-up is a system call."""
         (waiting, self._waiting), (requests, self._requests) = (self._waiting, []), (self._requests, {})
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[LoopSink, Event]]] = {}
         for entry in waiting:

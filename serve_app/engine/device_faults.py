@@ -9,14 +9,14 @@ _LOST = ("CUDA error", "device-side assert", "HIP error")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error is a lack of memory, so that a smaller step may succeed."""
+    """Whether memory is lacking. A smaller step may then succeed."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether the process can no longer use its device: after such an error, every later call on it fails too."""
+    """Whether the process can no longer use its device: every later call on the device would fail too."""
     if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -25,6 +25,6 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def free_cached_memory() -> None:
-    """Release the memory that torch has cached, so that its pieces can be merged."""
+    """Release the memory that torch has cached, so that the device can merge the pieces."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

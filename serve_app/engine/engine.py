@@ -1,4 +1,4 @@
-"""The engine of this project: one thread that schedules, runs the model, samples and delivers events."""
+"""The native engine: one thread that schedules, runs the model, samples and delivers events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from serve_app.engine.text.detokenizer import Vocabulary
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.01
-MAX_FAILURES = 5  # consecutive failed computations after which the device counts as lost, whatever the errors say
+MAX_FAILURES = 5  # consecutive failed computations; then the device counts as lost, whatever the errors are
 
 
 class Engine:
@@ -119,7 +119,7 @@ class Engine:
     def check_health(self) -> None:
         """Raises EngineFailed if the engine was closed, hangs, or has lost its thread or its device.
 
-        A hang ends all requests. The thread cannot be ended, only its process.
+        If the engine hangs, this ends all requests. Its thread ends only with the process.
         """
         self._abandon_hung_step()
         if self._closing or not self._thread.is_alive():
@@ -165,7 +165,7 @@ class Engine:
 
     def _submit(self, request: GenerationRequest, sink: LoopSink, compiled: Compiled | None = None) -> None:
         if request.adapter:
-            raise UnknownAdapter(f"the native engine has no adapters, and {request.adapter!r} is asked for")
+            raise UnknownAdapter(f"the native engine has no adapters, but the request names {request.adapter!r}")
         params, vocab = request.sampling, self._runner.vocab_size
         room = ranges.output_room(request, self.max_context, vocab)
         max_output = min(params.max_tokens, self.settings.max_output, room)
@@ -230,9 +230,9 @@ class Engine:
         return True
 
     def _run_plan(self, plan: StepPlan, streams: Sequence[OutputStream]) -> None:
-        """Compute a plan and apply its results; a plan that runs out of memory is computed in halves.
+        """Compute a plan and apply its results. If memory runs out, compute the plan in halves.
 
-        Requests of a plan that fails end with an error. Raises DeviceLost if nothing more can be computed.
+        If a plan fails, its requests end with an error. Raises DeviceLost if nothing more can be computed.
         """
         began = self._clock()
         try:
@@ -252,7 +252,7 @@ class Engine:
                 logger.warning("A step of %d tokens lacks memory: %s", plan.num_tokens, first_line(error))
             else:
                 logger.exception("A step of %d tokens failed; its requests end with an error.", plan.num_tokens)
-        # The exception is released here, and with it the device memory that its frames held.
+        # Not in the except clause: the exception's frames hold device memory, which is free from here on.
         if halves:
             free_cached_memory()
             for half in halves:

@@ -1,4 +1,4 @@
-"""The engines that a backend may name, and how they differ before they start. Each is imported only on start."""
+"""The engines that a backend can choose, and their differences before the start. Imports an engine only to start it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Say = Callable[[str], None]
 
 
 class EngineKind(Protocol):
-    """One kind of engine. `options` are the settings under the engine's name, or None if it has none."""
+    """One kind of engine. `options` are the settings under the engine's name; None if there are none."""
 
-    remedy: str  # the instruction to show if its Python is missing
+    remedy: str  # the instruction to show if its Python interpreter is missing
 
     def python(self) -> str | None:
-        """The Python interpreter of its replicas; None: the service's interpreter."""
+        """The Python interpreter of its replicas; None for the service's interpreter."""
 
     def problem(self, settings: EngineSettings, options: Any) -> str | None:
         """The first problem with the settings; None if no problem is known."""
 
     def max_running(self, settings: EngineSettings) -> int:
-        """Upper bound of the requests that run together; exact only after the start."""
+        """Upper bound of the number of requests that run together. Only a started engine knows the exact number."""
 
     def start(self, settings: EngineSettings, options: Any, gpus: float, on_nodes: bool, say: Say) -> EnginePort:
         """Load the model and start the engine.
 
-        The process has `gpus` GPUs. With `on_nodes`, Ray provides a placement group of GPUs for it instead.
+        The process has `gpus` GPUs. With `on_nodes`, it uses the GPUs of a Ray placement group instead.
 
         Raises ModelError.
         """

@@ -14,8 +14,8 @@ class QueueFull(Exception):
 class ContextLengthExceeded(Exception):
     """The prompt leaves no room for a reply.
 
-    `prompt_tokens` is exact, or 0 if the text was too long to be tokenized: then it has more than `limit`, the maximum
-    number of tokens of prompt and reply together.
+    `limit` is the maximum number of tokens of prompt and reply together. `prompt_tokens` is exact, or 0 if the text was
+    too long to be tokenized; it then has more than `limit` tokens.
     """
 
     def __init__(self, prompt_tokens: int, limit: int) -> None:
@@ -26,9 +26,9 @@ class ContextLengthExceeded(Exception):
 
 
 class UnsupportedGrammar(ValueError):
-    """The engine cannot enforce this grammar; the message names the feature or the mistake.
+    """The engine cannot enforce this grammar; the message names the unsupported feature or the mistake.
 
-    `alternative` is the index of the faulty tool call, from 0, if the fault is in a tool call.
+    If the fault is in a tool's schema, `alternative` is the index of that tool, from 0.
     """
 
     def __init__(self, message: str, alternative: int | None = None) -> None:
@@ -39,7 +39,7 @@ class UnsupportedGrammar(ValueError):
 class RequestRefused(ValueError):
     """The engine does not support the parameters of a request; nothing was generated.
 
-    `param` is the field at fault, empty if it is unknown. The message has no full stop.
+    `param` is the field at fault; empty if it is unknown. The message does not end with a full stop.
     """
 
     def __init__(self, message: str, param: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Notices an engine that hangs: it has requests, and its steps no longer end."""
+"""Detects an engine that hangs: it has requests, but its step does not end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class HangDetector:
-    """Measures the step that runs. Loading, compiling and warming up are no steps of requests.
+    """Measures the running step. Loading, compiling and warming up do not count as steps.
 
     `limit_s` is the maximum duration of a step in seconds. `clock` returns seconds and never goes backwards. The engine
-    reports its steps, and another thread may call `problem`.
+    reports its steps; another thread may call `problem`.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,7 @@ class HangDetector:
     def problem(self) -> str | None:
         """Describe the hang if two consecutive checks have found the same step too long, else return None.
 
-        One check is not enough: if the whole machine has stood still, the step ends right after it.
+        One check is not enough: after a pause of the whole machine, the step may end right after the check.
         """
         began_at, suspect, self._suspect = self._began_at, self._suspect, None
         if began_at is None or (seconds := self._clock() - began_at) <= self._limit_s:

@@ -59,7 +59,7 @@ class OutputStream:
         for token in sequence.request.said:
             self.sampling.advance(token)
         if self.sampling.complete:
-            raise ValueError("the grammar is complete with the tokens that are to be continued")
+            raise ValueError("the reply to continue has already completed the grammar")
         self.said_text = self._text.replay(sequence.request.said)
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._lookup = PromptLookup(sequence.tokens, guess_tokens)
@@ -68,11 +68,11 @@ class OutputStream:
 
     @property
     def ready(self) -> bool:
-        """Whether the next token can be chosen; False while the grammar is compiled again."""
+        """Whether the next token can be chosen: False only while the grammar is being recompiled."""
         return self.sampling.grammar is None or self.sampling.grammar.ready
 
     def was_interrupted(self, sampled: Sequence[SampledToken]) -> bool:
-        """Whether a step chose no token because the grammar has to be compiled again first."""
+        """Whether a step chose no token because the grammar must be recompiled first."""
         grammar = self.sampling.grammar
         return grammar is not None and sampled[-1].token == DEAD_END and grammar.interrupted
 
@@ -118,12 +118,12 @@ class OutputStream:
             grammar = self.sampling.grammar if token == DEAD_END else None
             why = None if grammar is None else grammar.error
             if grammar is not None and grammar.too_large:
-                # Caused by the request itself: like a reply cut at its length, it keeps its text and is billed.
+                # The request itself is the cause. So the reply keeps its text and is billed, as at the length limit.
                 logger.warning("The reply of request %s ends early: %s.", self.sequence.request_id, why)
                 return self._text.end(FinishReason.LENGTH)
             logger.error("No token for request %s: %s.", self.sequence.request_id, why or "the logits are not numbers")
             return FinishReason.ERROR
-        if not self._text.has_room:  # only the prompt was wanted
+        if not self._text.has_room:  # the request asks for no output tokens
             return self._text.end(FinishReason.LENGTH)
         if token in self._eos_token_ids and (self.sampling.grammar is None or self.sampling.grammar.may_end):
             return self._text.end_with(token, entry.logprob, entry.top)

@@ -18,7 +18,7 @@ class Promise(StrEnum):
     SAME_IN_ANY_BATCH = "a greedy or seeded reply has the same tokens alone and in a batch"
     STEPS_FAIL_ALONE = "a step that fails, or lacks memory, ends only the requests that were in it"
     CONTINUES = "a reply continues given tokens exactly as if it had made them, at any temperature and with penalties"
-    EXACT_MINIMUM = "no reply by a grammar is shorter than its least number of tokens"
+    EXACT_MINIMUM = "no reply with a grammar is shorter than its minimum number of tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +70,21 @@ class EnginePort(Protocol):
 
     @property
     def lacks(self) -> frozenset[Promise]:
-        """The promises that this engine cannot keep."""
+        """The guarantees that this engine cannot give."""
 
     @property
     def fingerprint(self) -> str:
         """Identifies everything that affects replies; empty if unknown."""
 
     def fingerprint_of(self, adapter: str) -> str:
-        """Identifies everything that affects replies by an adapter. Raises UnknownAdapter."""
+        """Identifies everything that affects an adapter's replies. Raises UnknownAdapter."""
 
     def set_adapters(self, adapters: Mapping[str, str]) -> None:
         """Set the adapters that requests may name: name → folder, or name on the hub.
 
-        New ones are loaded in the background; requests for them wait. One that can't be loaded is reported in the log,
-        and requests for it raise UnknownAdapter. A removed one is unloaded when the requests that use it have ended.
+        New adapters are loaded in the background; requests for them wait. If an adapter can't be loaded, the log has
+        the reason, and requests for it raise UnknownAdapter. A removed adapter is unloaded when all requests that use
+        it have ended.
         """
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:

@@ -14,8 +14,8 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    tenant: str = ""  # owner of the fair share that the request uses and of the cached prefixes that it may use
-    weight: float = 1.0  # > 0, the tenant's weight: its service is divided by this
-    first_token_by: float | None = None  # seconds on the engine's clock; a request that still waits then ends
+    tenant: str = ""  # the account: shares the engine fairly with other tenants, and prefixes only within itself
+    weight: float = 1.0  # > 0, the tenant's weight: the fair queue divides the tenant's service by it
+    first_token_by: float | None = None  # seconds on the engine's clock; a request that is still waiting then ends
     said: tuple[int, ...] = ()  # tokens generated elsewhere that this reply continues; they count towards `max_tokens`
     adapter: str = ""  # name of one of the model's adapters; empty: the base model

@@ -36,7 +36,7 @@ def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
     this, one prepares the model and the others wait. `progress` receives human-readable lines.
 
     Raises:
-        ModelError: the file cannot be fetched or is not the expected one. The message is one line that says what to do.
+        ModelError: the file cannot be fetched or has the wrong contents. The message is one line with the remedy.
     """
     # Resolved, because several state folders may link to one model and share the files made from it.
     folder = (home.expanduser() / "models" / NAME).resolve()
@@ -50,12 +50,12 @@ def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
 
 
 def prepare_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
-    """Does ahead of time what a first start would do: fetch, convert, quantize, compile. Returns the model's folder.
+    """Does the work of a first start ahead of time: fetch, convert, quantize, compile. Returns the model's folder.
 
-    Skips each part that is done. Without a compiler, int8 runs through torch, and one line of progress reports this.
+    Skips steps that were already done. Without a compiler, int8 runs in torch, and a line of progress reports this.
 
     Raises:
-        ModelError: as `ensure_bundled_model`.
+        ModelError: see `ensure_bundled_model`.
     """
     folder = ensure_bundled_model(home, progress)
     settings = EngineSettings(model=str(folder), dtype="int8", cache_dir=str(bundled_cache_dir(home)))
@@ -75,7 +75,7 @@ def bundled_cache_dir(home: Path) -> Path:
 
 
 def _is_complete(folder: Path) -> bool:
-    # `convert_gguf` creates the folder in one step. This check detects a folder that was damaged by hand.
+    # `convert_gguf` creates the folder in one step, so files are missing only if somebody has removed them.
     return all((folder / name).is_file() for name in _FILES)
 
 
@@ -123,7 +123,7 @@ def _verify(gguf: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Prepares the model and prints its folder. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.model.bundled", description="Prepare the bundled model.")
-    parser.add_argument("--home", type=Path, required=True, help="folder to keep it in, below models/")
+    parser.add_argument("--home", type=Path, required=True, help="state folder; the model goes into its folder models/")
     options = parser.parse_args(arguments)
     try:
         options.home.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)  # may become the state folder

@@ -12,7 +12,7 @@ from serve_app.contracts.generation import Event, Finished, Started
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 
-RETRY_S = 0.05  # between retries of a choice when the queue is full: its call was accepted with the first choice
+RETRY_S = 0.05  # a later choice is retried while the queue is full, because its call is already running
 
 Generate = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 Numbered = tuple[int, Event]
@@ -21,13 +21,13 @@ Numbered = tuple[int, Event]
 async def generate_choices(
     generate: Generate, prompts: Sequence[GenerationRequest], n: int
 ) -> AsyncGenerator[Numbered, None]:
-    """Yields the events of the `n` choices of each prompt, up to `Finished` of each. Closing it stops all choices.
+    """Yields numbered events of the `n` choices of each prompt, each up to its `Finished`.
 
-    A choice's number is the prompt's number times `n`, plus its number among the choices of the prompt.
+    Choices are numbered in the order of the prompts, from 0. Closing the generator stops all choices.
 
-    The other choices of a prompt start when its first choice has its first token. By then, the whole prompt is in the
-    cache, and an error in the request has been raised before any output. The other prompts start when the first one has
-    left the queue.
+    A prompt's first choice starts alone, and its other choices start when the first one has a token. By then, the whole
+    prompt is in the cache, and an error in the request has been raised. All other prompts start when the first prompt
+    has left the queue.
     """
     events: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
     pumps: list[asyncio.Task[None]] = []
@@ -72,7 +72,7 @@ def _request_of(request: GenerationRequest, number: int, choice: int) -> Generat
             digest = hashlib.sha256(f"{seed}:{choice}".encode()).digest()
             seed = int.from_bytes(digest[:8], "big", signed=True)
         sampling = replace(sampling, seed=seed, prompt_logprobs=None)
-    # Only the first choice of all has a deadline for its first token: the others start after it.
+    # Only choice 0 has a deadline for its first token, because all others start later.
     return replace(request, request_id=f"{request.request_id}#{number}", sampling=sampling, first_token_by=None)
 
 

@@ -1,4 +1,4 @@
-"""Derives from a chat template how a model reads about tools and how it writes its replies."""
+"""Derives from a chat template how to tell a model about tools, and how it writes calls and reasoning."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A call in the engine's form. `sampling` is the call's, with the additions for tools and reasoning."""
+    """A prompt for the engine. `sampling` is the call's, with additions for tools and reasoning."""
 
     token_ids: list[int]
     sampling: SamplingParams
-    left_open: bool  # whether the reply begins within reasoning
-    echo: PromptEcho | None = None  # the prompt, if it is sent back
+    left_open: bool  # whether the prompt ends within reasoning, so that the reply begins there
+    echo: PromptEcho | None = None  # the prompt, if the reply must repeat it
 
 
 class UnknownVariable(ValueError):
@@ -54,8 +54,8 @@ class UnknownVariable(ValueError):
 class Dialect:
     """The form of one model's tool calls and reasoning.
 
-    `tool_format` is a name in TOOL_FORMATS, or "auto" to follow the chat template. `reasoning` of "none" leaves
-    reasoning in the text; "auto" follows the chat template.
+    `tool_format` is a name in TOOL_FORMATS, or "auto" to follow the chat template. With `reasoning` "none", reasoning
+    stays in the text; "auto" follows the chat template.
     """
 
     def __init__(self, chat: ChatRenderer, tool_format: str = "auto", reasoning: str = "auto") -> None:
@@ -66,7 +66,7 @@ class Dialect:
         self._markers = markers_of(template) if reasoning == "auto" else None
 
     def prompt(self, call: GenerateCall) -> Prompt:
-        """Returns the call's prompt and the constraints on its reply. Takes milliseconds if long; thread-safe.
+        """Returns the call's prompt and the constraints on its reply. Takes milliseconds for long texts; thread-safe.
 
         Raises:
             ContextLengthExceeded: the messages cannot fit the context.
@@ -109,13 +109,13 @@ class Dialect:
         return render(messages, call.continue_final, definitions, self._variables(call))
 
     def _variables(self, call: GenerateCall | TokenizeCall) -> dict[str, Any]:
-        """Returns the template's variables for this call. A model without a variable for the effort ignores it."""
+        """Returns the template's variables for this call. Without a variable for the effort, the effort is ignored."""
         if not call.template_variables and call.reasoning_effort is None:
             return {}
         known = self._chat.variables
         given = {name: value for name, value in call.template_variables.items() if name in known}
         for name, value in call.template_variables.items():
-            # A model that does not reason has no switch for it, and turning it off changes nothing.
+            # Turning reasoning off is also accepted for a model that does not reason.
             if name not in known and not (name in _SWITCHES and value is False and not self._reasons):
                 raise UnknownVariable(name, known)
         variables: dict[str, Any] = {}
@@ -165,9 +165,10 @@ class Dialect:
         return filled
 
     def _literal(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns the message without control tokens.
+        """Returns the message with the names of control tokens made ordinary text.
 
-        Templates drop earlier reasoning by its markers, so these keep their meaning in the model's own messages.
+        Reasoning markers stay control tokens in the model's own messages, because templates use them to drop earlier
+        reasoning.
         """
         literal: dict[str, Any] = self._chat.literal(message)
         if self._markers is not None and message["role"] == "assistant":
@@ -181,15 +182,16 @@ class Dialect:
         if call.raw is not None or (not tools and self._markers is None):
             return None
         parser = self._format.parser if tools else ReplyParser
-        is_held, begins, other = _is_held(call, tools), bool(self._format.begins), call.sampling.grammar is not None
+        constrained, other = _constrains_calls(call, tools), call.sampling.grammar is not None
+        begins = bool(self._format.begins)
         return parser(
             [tool["function"]["name"] for tool in tools],
-            f"{call.reply_id or call.request_id}-{choice}",  # a repeated request has the same ids
+            f"{call.reply_id or call.request_id}-{choice}",  # the same call ids if the request is repeated
             # Text or JSON that the grammar allows must not be parsed as an unchecked call.
-            is_held and (not begins or other),
+            constrained and (not begins or other),
             self._markers,
             prompt.left_open,
-            is_held and (begins or not other),
+            constrained and (begins or not other),
             call.tool_choice == "required",
         )
 
@@ -210,7 +212,7 @@ class Dialect:
     def _grammar(self, call: GenerateCall, tools: Tools) -> Grammar | None:
         if call.tool_choice == "required":
             return required_calls(self._format, tools, call.parallel_calls and call.function is None)
-        if _is_held(call, tools):
+        if _constrains_calls(call, tools):
             markers = () if self._markers is None else (self._markers.begin, self._markers.end)
             return optional_calls(
                 self._format, tools, call.parallel_calls, shown=markers, otherwise=call.sampling.grammar
@@ -218,8 +220,8 @@ class Dialect:
         return call.sampling.grammar
 
 
-def _is_held(call: GenerateCall, tools: Tools) -> bool:
-    """Returns whether a grammar constrains the calls although no call is required."""
+def _constrains_calls(call: GenerateCall, tools: Tools) -> bool:
+    """Returns whether a grammar constrains calls that are optional."""
     if call.tool_choice != "auto" or not tools:
         return False
     return call.sampling.grammar is not None or any(tool["function"].get("strict") for tool in tools)

@@ -31,13 +31,13 @@ COUNTERS: dict[Metric, str] = {
 
 
 class EngineCounts:
-    """Exports the statistics of one engine. Its counters begin when it starts, as Prometheus' counters do."""
+    """Exports the statistics of one engine. The counters start at 0 when the engine starts."""
 
     def __init__(self, exported: Metrics) -> None:
         self._exported = exported
         self._known: dict[Metric, float] = dict.fromkeys(COUNTERS, 0)
-        self._own: dict[str, Metric] = {}  # by name
-        self._sampled: dict[tuple[str, tuple[str, ...]], float] = {}  # last values
+        self._own: dict[str, Metric] = {}  # the engine's own metrics, by name
+        self._sampled: dict[tuple[str, tuple[str, ...]], float] = {}  # last values, by name and label values
         exported.export_zeros(COUNTERS)
 
     def export(self, stats: EngineStats) -> None:

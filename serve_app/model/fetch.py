@@ -22,10 +22,10 @@ class Fetched:
 
 
 def fetch(model: str, revision: str | None, dtype: str, say: Say) -> Fetched:
-    """Downloads the missing files and keeps those from an interrupted run. `say` receives lines of progress.
+    """Downloads missing files and keeps files from an interrupted run. `say` receives lines of progress.
 
     Raises:
-        ModelError: as `hub.fetch` and `checkpoint.check`, and if `model` is a path or the bundled model.
+        ModelError: see `hub.fetch` and `checkpoint.check`; also if `model` is a path or the bundled model.
     """
     if model == "bundled" or Path(model).expanduser().exists():
         raise ModelError(f"{model} is not on the hub: there is nothing to fetch.")
@@ -36,7 +36,7 @@ def fetch(model: str, revision: str | None, dtype: str, say: Say) -> Fetched:
 
 
 def find(model: str, revision: str | None, dtype: str) -> str:
-    """Returns the fingerprint of a model on this machine: in a folder or the hub's cache. A .gguf file has "".
+    """Returns the fingerprint of a model in a folder or in the hub's local cache; "" for a .gguf file.
 
     Raises:
         ModelError: the model is missing or incomplete.

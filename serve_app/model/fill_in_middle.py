@@ -15,10 +15,10 @@ from serve_app.engine.chat import ChatRenderer
 
 @dataclass(frozen=True, slots=True)
 class GapTokens:
-    """The names of a model's tokens, in the order in which a prompt has them.
+    """The names of a model's tokens around a gap.
 
-    A prompt is prefix token, text before, suffix token, text after, middle token; or the suffix comes first. Models
-    without a middle token continue after the text before the gap.
+    A prompt has this order: prefix token, text before, suffix token, text after, middle token. With `suffix_first`, the
+    suffix token and the text after it come first. Models without a middle token continue the text before the gap.
     """
 
     prefix: str
@@ -39,9 +39,10 @@ GAP_TOKENS: Final = (
 
 
 def fill_in_prompt(chat: ChatRenderer, before: str, after: str) -> list[int] | None:
-    """Returns the token ids of a prompt for the text between two others; None if the model has no tokens for that.
+    """Returns a prompt that asks for the text between `before` and `after`, as token ids.
 
-    No name in the two texts becomes a control token, because the texts are parts of files.
+    Returns None if the model has no tokens for this. Names of control tokens in the two texts stay ordinary text,
+    because the texts are parts of files.
     """
     for names in GAP_TOKENS:
         prefix, suffix, middle = map(chat.find_token, (names.prefix, names.suffix, names.middle))

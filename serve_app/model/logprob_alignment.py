@@ -1,4 +1,4 @@
-"""Selects the tokens to send with their log-probabilities: the tokens of the text, and none of a stop string."""
+"""Selects the tokens whose log-probabilities are sent: the tokens of the text, but not those of a stop string."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class TokenAligner:
 
     A token is sent with the text that contains its first byte. Tokens ahead of the text wait, because they may begin a
     stop string, whose text and tokens are not sent. The tokens sent therefore do not depend on how the engine splits
-    the reply into deltas. Tokens that still wait at the end of the reply belong to a stop string. With tokenizers that
-    mark words by blanks, the blank before the first word of a reply is in its token and not in the text.
+    the reply into deltas. Tokens that still wait at the end of the reply belong to a stop string. With some tokenizers,
+    the first token of a reply begins with a space that the text does not have.
 
-    Sometimes tokens do not spell the text byte by byte: special tokens have a name and no text, and halves of a
-    character that was never completed become U+FFFD. All waiting tokens are then sent with the text that shows the
-    difference, and the next tokens are aligned again.
+    Sometimes tokens do not spell the text byte by byte: special tokens have a name and no text, and an incomplete
+    character becomes U+FFFD. All waiting tokens are then sent with the text that differs, and alignment starts again
+    with the next token.
     """
 
     __slots__ = ("_ahead", "_may_drop", "_waiting")
@@ -25,10 +25,10 @@ class TokenAligner:
     def __init__(self) -> None:
         self._waiting: list[TokenLogprob] = []
         self._ahead = b""  # bytes that the tokens so far spell beyond the text so far
-        self._may_drop = True  # whether the reply's first blank may be missing from the text
+        self._may_drop = True  # whether the first token's leading space may be missing from the text
 
     def align(self, text: str, tokens: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """Returns the tokens to send with this text, from those that arrived with it or earlier."""
+        """Returns the tokens to send with this text: from `tokens`, or waiting since earlier calls."""
         self._waiting += tokens
         sent = text.encode(errors="replace")
         spelled = self._ahead + b"".join(token.raw for token in tokens)

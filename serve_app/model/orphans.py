@@ -1,17 +1,17 @@
-"""Settles orphaned replies, whose gateway has died, in this process or in one that adopts its spool.
+"""Settles replies whose gateway has died. The replica does this, or the process that adopts the replica's spool.
 
-A live gateway settles within milliseconds, and the first settlement of a request id counts. This process therefore
+A live gateway settles within milliseconds, and only the first settlement of a request id counts. This process therefore
 waits, asks the ledger which settlements are missing, and settles only those. The holds of a killed gateway outlive the
 delay, so the account cannot have spent the money in the meantime.
 
-With a spool, nothing is lost if this process dies, because a reply's usage is written before its last event is sent.
-The write survives the death of this process and of all other processes at the same moment. It is flushed to disk twice
-a second. This is enough, because the client's last chunk waits for the gateway's durable settlement, not for this one.
-The process adopts the spools of dead processes in the same folder.
+With a spool, no usage is lost if this process dies: a reply's usage is written to the spool before its last event is
+sent. It survives even the death of all processes at the same moment. The spool is flushed to disk twice a second. This
+is enough, because the client's last chunk waits for the gateway's durable settlement, not for this one. Each process
+also adopts the spools that dead processes have left in the same folder.
 
-While the ledger is unavailable, a live gateway keeps its settlement, which is the better one, in a separate spool. When
-the ledger is back, that spool must be replayed first. A settlement here therefore waits again for the time that it has
-already waited.
+While the ledger is unavailable, a live gateway keeps its settlements in its own spool. They take precedence, so they
+must be replayed first when the ledger is back. After an outage, a settlement here therefore waits once more: for as
+long as it has already waited, but at most MAX_WAIT_S.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ logger = logging.getLogger("ray.serve")
 TRIES = 360  # six minutes: accounting or its database may be restarting
 RETRY_S = 1.0
 TICK_S = 0.5  # between two flushes
-LATE_S = 0.5  # a slower answer has waited for an accounting process
+LATE_S = 0.5  # after a slower answer, the ledger counts as unavailable until then
 ASK_TIMEOUT_S = 10.0
 DRAIN_S = 5.0  # after this, the remaining settlements stay in the spool
-MAX_WAIT_S = 900.0  # maximum wait for the gateways' spools, after an outage of any length
-MAX_SEEN = 10_000  # maximum number of replies with details beyond their usage
+MAX_WAIT_S = 900.0  # maximum wait for the gateways' spools after an outage
+MAX_SEEN = 10_000  # maximum number of replies whose timings are kept for the log
 
 Settle = Callable[[list[Settlement]], Awaitable[Sequence[SettleAnswer]]]
 Unsettled = Callable[[tuple[str, ...]], Awaitable[Collection[str]]]
@@ -50,9 +50,9 @@ Unsettled = Callable[[tuple[str, ...]], Awaitable[Collection[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A replica's details about a reply, for the log. Times are in seconds; None if the phase was not reached.
+    """A reply's replica, trace id and durations, for the log. A duration is None if the phase was not reached.
 
-    Without a trace collector, calls carry no trace id.
+    The trace id is None if there is no trace collector.
     """
 
     replica: str
@@ -69,9 +69,9 @@ class _NotYet(Exception):
 class Orphans:
     """The pending settlements. `settle` is AccountingPort's; `unsettled` returns the ids that the ledger lacks.
 
-    Without a spool, only cut streams are settled, from memory. `settled` receives each settlement that was first made
-    here, with this process's details about the reply. `clock` returns Unix seconds. A settlement is due after
-    `delay_s`, which each call replaces.
+    Without a spool, only interrupted streams are settled, from memory. `settled` is called with each settlement that
+    the ledger did not have yet. `clock` returns Unix seconds. A settlement is due `delay_s` after the reply's end; the
+    `settle_after_s` of each new reply's call replaces `delay_s`.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Orphans:
         self._seen: dict[str, Seen] = {}  # by request id, of pending settlements
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
-        self._delay_s = delay_s  # the last call replaces it
-        self._is_away = False
-        self._back_at = clock()  # when the ledger became available, as far as this process knows
+        self._delay_s = delay_s
+        self._ledger_is_unavailable = False
+        self._back_at = clock()  # when the ledger last became available, as far as this process knows
 
     def start(self) -> None:
         """Starts to flush the spool and to settle its due settlements."""
@@ -112,12 +112,12 @@ class Orphans:
         return self._keep(self.spool, _settlement(call, finished, started_at, self._clock()), call.settle_after_s)
 
     def settle_later(self, call: GenerateCall, produced: Finished, started_at: float, seen: Seen | None = None) -> None:
-        """Settles the output of a cut call, `call.settle_after_s` seconds from now. `started_at` is Unix time."""
+        """Settles an interrupted call's output, `call.settle_after_s` seconds from now. `started_at` is Unix time."""
         self._note(call, seen)
         settlement = _settlement(call, produced, started_at, self._clock())
         if self.spool is not None and self._keep(self.spool, settlement, call.settle_after_s):
             return
-        # A separate context: the call that ends here is being cancelled, and its child calls with it.
+        # In a separate context, because this call is being cancelled, and child calls in its context with it.
         task = asyncio.get_running_loop().create_task(
             self._settle_after(call.settle_after_s, settlement), context=contextvars.Context()
         )
@@ -135,7 +135,7 @@ class Orphans:
                 await self._replay(self.spool, self._is_due)
 
     async def drain(self) -> None:
-        """Settles the remaining replies. Those that the ledger does not accept in time stay for another process."""
+        """Settles the remaining replies. What the ledger has not accepted after DRAIN_S stays for another process."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self.spool is None:
@@ -175,7 +175,7 @@ class Orphans:
                 await asyncio.to_thread(self.spool.flush)
                 await self.settle_due()
             except Exception:
-                logger.exception("the spool of this replica could not be worked on")
+                logger.exception("this replica's spool could not be flushed or settled")
 
     async def _replay(self, spool: Spool, is_due: Callable[[Settlement], bool] | None) -> None:
         loop = asyncio.get_running_loop()
@@ -189,9 +189,9 @@ class Orphans:
             except _NotYet:
                 raise
             except Exception as error:
-                if not self._is_away:
+                if not self._ledger_is_unavailable:
                     logger.warning("%d settlements wait for the ledger: %r", spool.waiting, error)
-                self._is_away = True
+                self._ledger_is_unavailable = True
 
     def _is_due(self, settlement: Settlement) -> bool:
         due_at = settlement.finished_at + self._delay_s
@@ -205,8 +205,8 @@ class Orphans:
         asked_at = self._clock()
         async with asyncio.timeout(ASK_TIMEOUT_S):
             missing = set(await self._unsettled(tuple(settlement.request_id for settlement in batch)))
-        if self._is_away or self._clock() - asked_at > LATE_S:
-            self._is_away = False
+        if self._ledger_is_unavailable or self._clock() - asked_at > LATE_S:
+            self._ledger_is_unavailable = False
             self._back_at = self._clock()
         wanted = [settlement for settlement in batch if settlement.request_id in missing]
         if not all(map(self._is_due, wanted)):
@@ -254,13 +254,14 @@ class Orphans:
                     return
                 failure = answer
             await asyncio.sleep(RETRY_S)
-        logger.error("the usage of a cut stream could not be settled: %r", settlement, exc_info=failure)
+        logger.error("the usage of an interrupted stream could not be settled: %r", settlement, exc_info=failure)
 
 
 def orphan_line(settlement: Settlement, seen: Seen | None, process: str) -> dict[str, Any]:
-    """Returns the log line of a request whose gateway has died. `process` has settled it; it is usually the replica.
+    """Returns the log line of a request whose gateway has died.
 
-    `seen` is None if the replica has died as well.
+    `process` is the process that has settled the request, usually the replica. `seen` is None if the replica has died
+    as well.
     """
     one, seen = settlement, seen or Seen("")
     return {
@@ -292,7 +293,7 @@ def _ms(seconds: float | None) -> float | None:
 
 def _settlement(call: GenerateCall, produced: Finished, started_at: float, now: float) -> Settlement:
     bill = call.bill
-    # A cancelled request without an output token is free, but a prompt that was sent back is billed.
+    # A cancelled request without output tokens is free, unless `echo` has already returned the prompt.
     is_free = not produced.completion_tokens and (call.raw is None or not call.raw.echo)
     return Settlement(
         request_id=call.request_id,

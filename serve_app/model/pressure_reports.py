@@ -18,8 +18,8 @@ TIMEOUT_S = 2.0  # a slower report is stale
 class PressureReporter:
     """Sends the reports of one replica. `limiter` returns the port of a shard by its index.
 
-    The first shard answers with the number of shards. Each shard answers with the demand of its accounts that pressure
-    refused.
+    The first shard's answer has the number of shards. Each shard's answer has the demand that pressure refused to its
+    accounts.
     """
 
     def __init__(self, backend: str, replica: str, limiter: Callable[[int], Awaitable[LimiterPort]]) -> None:
@@ -32,7 +32,7 @@ class PressureReporter:
 
     @property
     def refused_tokens_per_s(self) -> float:
-        """The demand that pressure refused on this backend: the sum of all shards' last answers; 0 for no answer."""
+        """The demand that pressure refused on this backend, summed over the last answers of all shards."""
         return sum(self._refused.values())
 
     def report_of(self, stats: EngineStats) -> PressureReport:
@@ -49,7 +49,7 @@ class PressureReporter:
         )
 
     async def send_report(self, stats: EngineStats) -> None:
-        """Sends a report to every shard. Never raises: a limiter that restarts receives the next report."""
+        """Sends a report to every shard. Does not raise: if a limiter restarts, it receives the next report."""
         message = self.report_of(stats)
         try:
             async with asyncio.timeout(TIMEOUT_S):

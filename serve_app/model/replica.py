@@ -46,16 +46,16 @@ from serve_app.model.reply import Reply
 from serve_app.model.reply_trace import ReplyTrace
 from serve_app.model.tools.call_grammars import BadTool
 
-SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits at most a few milliseconds
-TOKENIZING_REST = 1.0  # tokenizing is free of charge: one account uses at most half of a core
+SHORT = 8192  # characters; shorter prompts are tokenized within milliseconds, so they do not take turns
+TOKENIZING_REST = 1.0  # pause after each job, relative to its duration: /tokenize is free, so half a core per account
 
 
 class Replica:
     """One engine and the calls that run on it.
 
-    `orphans` keeps the usage of replies until the ledger has it. By default it keeps the usage in memory and uses
-    `settle`, which is AccountingPort's. `name` is the replica's name in logs. `spans` sends its part of traces to a
-    collector. `clock` is the engine's, in seconds.
+    `orphans` keeps the usage of replies until the ledger has it. By default, it keeps the usage in memory and calls
+    `settle`, which is AccountingPort's. `name` is the replica's name in logs. `spans` sends the replica's spans to a
+    trace collector. `clock` is the engine's, in seconds.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Replica:
         self._spans = spans
         self._clock = clock
         self._aside = Aside("prompts")
-        self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # prompts of replies do not wait for it
+        self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # separate, so replies do not wait for it
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Streams Started, the reply and Finished, or ends with Rejected in place of a reply.
+        """Yields Started, the reply and Finished. If the call cannot run, yields Rejected instead.
 
-        Closing or cancelling it stops the engine.
+        Closing or cancelling the generator stops the generation.
         """
         phases = Phases()
         phases.called()
@@ -119,7 +119,7 @@ class Replica:
                     for sent in reply.events(choice, event):
                         phases.take(sent)
                         if isinstance(sent, Finished):
-                            # Before the event is sent: afterwards the replica cannot tell whether the gateway has it.
+                            # Before the event is sent, because the replica never learns whether the gateway has it.
                             is_kept = self._orphans.write_ahead(call, sent, started_at, self._seen(call, phases))
                         yield sent
                     if reply.is_over:
@@ -135,7 +135,7 @@ class Replica:
                 raise
             yield rejected
         except (asyncio.CancelledError, GeneratorExit):
-            # The gateway has cut the stream. A failure of the replica is handled elsewhere and is not billed.
+            # The gateway has ended the stream. Replies that fail in the replica are not billed.
             produced = reply.produced
             if not is_kept and reply.has_output and produced.reason is not FinishReason.ERROR:
                 phases.end()
@@ -195,9 +195,9 @@ class Replica:
         return await self._aside.run(call.bill.account_id, lambda: self._dialect.prompts(call))
 
     async def tokenize(self, call: TokenizeCall) -> Tokenized | Rejected:
-        """Returns tokens or their text. Long texts do not delay the event loop, and each account waits only for itself.
+        """Returns tokens or their text. Long texts are tokenized in the background, one at a time per account.
 
-        Rejected has the reason CONTEXT for a text that is too long to be counted, or INVALID.
+        Returns Rejected with the reason CONTEXT if the text is too long to be counted, with INVALID for other errors.
         """
         try:
             if _is_short(call):
@@ -224,7 +224,7 @@ class Replica:
 
 
 def _is_short(call: GenerateCall | TokenizeCall) -> bool:
-    """Returns whether the prompt and tools have at most SHORT characters, including names and arguments of calls."""
+    """Returns whether prompt and tools together have at most SHORT characters, including names and arguments."""
     left: int = SHORT
     waiting: list[Any] = [call.messages, call.tools]
     if isinstance(call, TokenizeCall):

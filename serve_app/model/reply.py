@@ -1,4 +1,4 @@
-"""Builds the reply to one call: parses the engine's events of each choice, counts them together and sends them on."""
+"""Builds the reply to one call: parses the engine's events of each choice and counts the usage of all choices."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from serve_app.contracts.generation import (
 from serve_app.model.logprob_alignment import TokenAligner
 from serve_app.model.tools.parser import ReplyParser
 
-_GIVEN_UP = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
+_ENDS_ALL = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)  # reasons that end all choices
 
 
 class Reply:
     """Turns the engine's events into the events that the replica sends.
 
-    `prompt_tokens` has the length of each prompt, `echoes` the prompts to send back, if any. `parsers` has one parser
-    per choice, in the order of the prompts. A choice whose parser is None is only text.
+    `prompt_tokens` has the length of each prompt. `echoes` has the prompts to send back, if any. `parsers` has one
+    parser per choice, in the order of the prompts; None for a choice that can only be text.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Reply:
     def produced(self) -> Finished:
         """The billable usage so far: each prompt once, and the output of all choices.
 
-        Prompts after the first one count from their first output on.
+        A prompt after the first one counts once it has output.
         """
         return Finished(
             self._reason,
@@ -95,13 +95,13 @@ class Reply:
             return
         prompt = self._prompts[number // self._per_prompt]
         if isinstance(event, Started):
-            if number % self._per_prompt == 0:  # its other choices find it in the cache, and are not charged for it
+            if number % self._per_prompt == 0:  # the prompt's other choices find it in the cache, without charge
                 prompt.cached_tokens = event.cached_tokens
             if number == 0:
                 choice.replay(event)
                 yield self._started(replace(event, said_text="") if event.said else event)
             return
-        if isinstance(event, Finished) and event.reason in _GIVEN_UP:
+        if isinstance(event, Finished) and event.reason in _ENDS_ALL:
             choice.completion_tokens = event.completion_tokens
             yield from self._end_choice(number, event)
             return
@@ -122,7 +122,7 @@ class Reply:
         else:
             parts, tokens = choice.parts(event.text), choice.tokens(event)
             choice.unsent_ids += event.token_ids
-            if parts or tokens or is_first:  # the request is billed from the first token on
+            if parts or tokens or is_first:  # the first token is reported even without text, because it is billed
                 ids, choice.unsent_ids = choice.unsent_ids, ()
                 yield ReplyParts(parts, self._completion_tokens(), tokens, number, ids, event.is_last)
 
@@ -134,7 +134,7 @@ class Reply:
         return replace(event, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
     def _echo(self, prompt: _Prompt, number: int, tokens: tuple[TokenLogprob, ...] = ()) -> ReplyParts:
-        """Sends a prompt back with its tokens, or another piece of its tokens."""
+        """Returns the prompt with its first scored tokens; after that, only further tokens."""
         echo, prompt.echo, self._has_echo = prompt.echo or PromptEcho(""), None, True
         return ReplyParts((echo,), self._completion_tokens(), tokens, number)
 
@@ -143,7 +143,7 @@ class Reply:
         if not several:
             self._prompts[0].cached_tokens, self._stop = event.cached_tokens, event.stop
         last_parts = self._choices[number].last_parts(event)
-        if event.reason in _GIVEN_UP:  # all choices end with this one
+        if event.reason in _ENDS_ALL:
             self._unfinished = 0
             self._reason = event.reason
         else:
@@ -162,7 +162,7 @@ class Reply:
 
 @dataclass(slots=True)
 class _Prompt:
-    """The usage of one prompt. `echo` is None if it was sent or is not wanted."""
+    """The usage of one prompt. `echo` is the prompt to send back; None if it was sent or not requested."""
 
     tokens: int
     cached_tokens: int = 0
@@ -184,7 +184,7 @@ class _Choice:
         self._has_reasoning = False
 
     def replay(self, started: Started) -> None:
-        """Takes over the part of the reply that another replica has sent."""
+        """Applies the part of the reply that another replica has already sent."""
         self.completion_tokens = started.said
         self.parts(started.said_text)
 

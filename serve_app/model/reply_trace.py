@@ -14,7 +14,7 @@ class ReplyTrace:
     """The trace of one call. It is kept if the gateway has chosen the trace, or if the reply fails or is slow."""
 
     def __init__(self, export: SpanExport, call: GenerateCall, replica: str, phases: Phases) -> None:
-        """The caller passes the events of the reply to `phases`."""
+        """Reads the times from `phases`, to which the caller passes the reply's events."""
         self._export = export
         self._call = call
         self._replica = replica
@@ -24,7 +24,7 @@ class ReplyTrace:
     def take(self, event: object) -> None:
         if isinstance(event, Finished):
             self._failed = event.reason not in (FinishReason.STOP, FinishReason.LENGTH)
-        if isinstance(event, Rejected):  # failed only if the request itself is not the reason
+        if isinstance(event, Rejected):  # a failure only if the backend is the reason, not the request
             self._failed = event.reason in OF_THE_BACKEND
 
     def end(self, *, failed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Generates an engine's first replies, before any client's. They load and compile the parts that replies need."""
+"""Generates a few replies before the first client's, so that the engine loads and compiles what replies need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("ray.serve")
 NAME: Final = "warm-up"  # request id and tenant: no account finds this prompt in the cache
 MESSAGES: Final = ({"role": "user", "content": "Count: " + " ".join(map(str, range(64)))},)
 _SHORT = SamplingParams(2, min_tokens=2)
-#: The replies. An engine may compute each in another way; on a GPU also those with top_p with and without a seed.
+#: Parameters of the replies. An engine may run different code for each, and on a GPU also for top_p with a seed.
 REPLIES: Final = {
     "plain": SamplingParams(8, min_tokens=8),
     "temperature 0": replace(_SHORT, temperature=0.0, stop_token_ids=(0,)),
@@ -47,8 +47,8 @@ REPLIES: Final = {
 async def warm_up(engine: EnginePort, dialect: Dialect) -> None:
     """Generates short replies, unless their prompt is too long for the context.
 
-    Raises ModelError if the plain reply fails or the engine ends. Another reply may fail, because the engine may not
-    support its parameters.
+    Raises ModelError if the plain reply fails or the engine ends. The other replies may fail, because the engine may
+    not support their parameters.
     """
     call = GenerateCall(NAME, MESSAGES, REPLIES["plain"], 0, Bill(NAME, NAME, NAME, NAME, Price(0, 0, 0)))
     try:
@@ -61,9 +61,9 @@ async def warm_up(engine: EnginePort, dialect: Dialect) -> None:
         sampling = replace(sampling, shown=prompt.sampling.shown)
         reason = await _reply(engine, GenerationRequest(NAME, tuple(prompt.token_ids), sampling, NAME))
         if reason is FinishReason.ABORT or (name == "plain" and not _is_good(reason)):
-            raise ModelError(f"the model was loaded and can't reply: its first reply ({name}) ended with {reason}")
+            raise ModelError(f"the model was loaded but can't reply: its test reply ({name}) ended with {reason}")
         if not _is_good(reason):
-            logger.warning("The first reply with %s failed: %s.", name, reason)
+            logger.warning("The test reply with %s failed: %s.", name, reason)
 
 
 def _is_good(reason: FinishReason | ValueError) -> bool:
@@ -71,7 +71,7 @@ def _is_good(reason: FinishReason | ValueError) -> bool:
 
 
 async def _reply(engine: EnginePort, request: GenerationRequest) -> FinishReason | ValueError:
-    """Generates a reply. Returns its end, or why the engine refuses the request."""
+    """Generates a reply. Returns its finish reason, or the error if the engine refuses the request."""
     try:
         async for event in engine.generate(request):
             if isinstance(event, Finished):

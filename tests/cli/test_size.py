@@ -106,7 +106,7 @@ def test_more_gpus_of_the_native_engine_add_memory_and_no_speed(run: Run) -> Non
     )
     assert two.replica_tokens_s == pytest.approx(one.replica_tokens_s, rel=0.01)
     shown = run("size", "llama-3.1-8b", "--gpu", "h100", "--engine", "native", "--gpus", 2, "--json").json
-    assert any("adds memory and no speed" in note for note in shown["assumptions"])
+    assert any("adds memory but no speed" in note for note in shown["assumptions"])
     of_vllm = run("size", "llama-3.1-8b", "--gpu", "h100", "--gpus", 2, "--json").json
     assert of_vllm["tokens_per_second_per_replica"] > shown["tokens_per_second_per_replica"]
     assert not any("no speed" in note for note in of_vllm["assumptions"])
@@ -131,7 +131,7 @@ def test_a_config_file_and_another_card(run: Run, tmp_path: Path) -> None:
         (("llama-3.1-8b", "--dtype", "float32"), "--dtype is for --engine native"),
         (("llama-3.1-8b", "--engine", "own"), "--engine own: must be one of vllm, native"),
         (("qwen2.5-7b", "--gpus", "3"), "can't be divided among 3 GPUs"),
-        (("qwen2.5-7b", "--context", "65536"), "qwen2.5-7b has a context of 32768 tokens"),
+        (("qwen2.5-7b", "--context", "65536"), "qwen2.5-7b has a maximum context of 32768 tokens"),
     ],
 )
 def test_a_wrong_option_is_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:

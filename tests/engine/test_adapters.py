@@ -117,7 +117,7 @@ async def test_a_name_with_another_folder_is_another_adapter(adapters: Adapters,
 async def test_no_more_are_loaded_than_vllm_keeps(adapters: Adapters, store: Store) -> None:
     adapters.change({"law": "a", "tax": "b", "art": "c"})
     await settled(adapters, "law", "tax", "art")
-    with pytest.raises(UnknownAdapter, match=r"'art' is not loaded: 2 are loaded: raise vllm\.max_cpu_loras"):
+    with pytest.raises(UnknownAdapter, match=r"'art' is not loaded: 2 adapters are loaded already: raise vllm\.max_"):
         adapters.take("art")
     adapters.change({"tax": "b", "art": "c"})  # tried again
     await settled(adapters, "art")

@@ -151,7 +151,7 @@ def test_a_problem_of_a_gguf_file_is_reported_in_one_line(tmp_path: Path) -> Non
         "broken.gguf": (b"GGUF" + bytes(100), "is damaged or not GGUF"),
         "text.gguf": (b"hello", "is damaged or not GGUF"),
         "short.gguf": (good.read_bytes()[:-100], "is damaged or not GGUF"),
-        "novel.gguf": (good.read_bytes(), "of the architecture 'novel' .*: use the model's safetensors instead"),
+        "novel.gguf": (good.read_bytes(), "with the architecture 'novel' .*: use the model's safetensors instead"),
     }
     for name, (content, line) in broken.items():
         path = tmp_path / name

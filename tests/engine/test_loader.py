@@ -108,12 +108,12 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "adapter alone": (
         in_turn(shutil.rmtree, Path.mkdir, write("adapter_config.json", "{}")),
         {},
-        r"an adapter .*merge the two .*name the merged folder",
+        r"an adapter .*merge the two .*set 'model' to the merged folder",
     ),
     "GGUF inside": (
         in_turn(shutil.rmtree, Path.mkdir, write("q4.gguf", "GGUF")),
         {},
-        r"name the file itself, model: .*q4\.gguf",
+        r"set 'model' to the file itself, .*q4\.gguf",
     ),
     "config no JSON": (write("config.json", "{"), {}, r"Cannot read .*config\.json .*: download it again"),
     "config a list": (write("config.json", "[]"), {}, r"config\.json is not a JSON object"),
@@ -122,7 +122,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "pickled weights": (
         in_turn(remove("model.safetensors"), write("pytorch_model.bin", "")),
         {},
-        r"pickled weights only .*save the model as safetensors",
+        r"only pickled weights .*save the model as safetensors",
     ),
     "weights of another name": (
         lambda f: void((f / "model.safetensors").rename(f / "weights.safetensors")),
@@ -140,7 +140,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "no chat template": (without_template, {}, r"has no chat template: choose a chat or instruct model"),
     "unknown architecture": (edit_config(model_type="novel"), {}, r"Can't load the model .*novel"),
     "no text model": (edit_config(model_type="vit"), {}, r"Can't load the model .*"),
-    "weights of another shape": (edit_config(hidden_size=32), {}, r"not those that its config\.json .*\. Fetch"),
+    "weights of another shape": (edit_config(hidden_size=32), {}, r"do not match its config\.json.*\. Fetch"),
     "fewer weights than layers": (edit_config(num_hidden_layers=3), {}, r"model\.layers\.2.* is missing .*\. Fetch"),
     "device misspelt": (void, {"device_map": "gpu"}, r"contains 'gpu', which is not a device: use cpu, cuda:0 or disk"),
     "device in a map misspelt": (void, {"device_map": {"": "cpux"}}, r"contains 'cpux', which is not a device"),
@@ -267,14 +267,14 @@ def test_a_revision_of_a_hub_name_is_found_and_another_one_is_not(offline: Path)
 
 
 def test_a_folder_has_no_revision(folder: Path) -> None:
-    with pytest.raises(ModelError, match="'revision' is of models on the hub"):
+    with pytest.raises(ModelError, match="'revision' is for models on the hub"):
         loader.load(settings(folder, revision="main"))
 
 
 def test_weights_with_another_fingerprint_than_the_settings_name_are_refused(folder: Path) -> None:
     right = loader.load(settings(folder)).fingerprint
     assert loader.load(settings(folder, fingerprint=right)).fingerprint == right
-    with pytest.raises(ModelError, match=f"have the fingerprint {right}, and the settings name 0123456789ab"):
+    with pytest.raises(ModelError, match=f"have the fingerprint {right}, but the settings name 0123456789ab"):
         loader.load(settings(folder, fingerprint="0123456789ab"))
 
 

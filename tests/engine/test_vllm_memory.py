@@ -55,7 +55,7 @@ def test_weights_count_as_vllm_loads_them() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
-    with pytest.raises(ModelError, match=r"vLLM may use 14\.0 GiB of each, about .* GiB for K and V of 32,768 tokens"):
+    with pytest.raises(ModelError, match=r"may use 14\.0 GiB of each, but needs about .* for K and V of 32,768 tokens"):
         vllm_memory.plan(demand(), [Device("cuda:0", 14 * GIB)])
 
 

@@ -286,5 +286,5 @@ def test_int8_goes_to_one_device(folder: Path, device_map: Any) -> None:
 
 
 def test_int8_is_not_spread(folder: Path) -> None:
-    with pytest.raises(ModelError, match="one device"):
+    with pytest.raises(ModelError, match="the whole model on the CPU"):
         loader.load(settings(folder, device_map={"model": "cpu", "lm_head": "disk"}))

@@ -68,5 +68,5 @@ async def test_token_ids_are_there_only_on_request(asker: Asker) -> None:
 async def test_a_reply_that_has_ended_is_not_continued(asker: Asker) -> None:
     whole = await asker.ask(token_ids=True, max_tokens=5, ignore_eos=True)
     said = tuple(token for delta in whole.deltas for token in delta.token_ids)
-    with pytest.raises(ValueError, match="has ended"):
+    with pytest.raises(ValueError, match="has already ended"):
         await asker.run(replace(asker.request(max_tokens=5, ignore_eos=True), said=said))

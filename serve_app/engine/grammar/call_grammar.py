@@ -1,7 +1,7 @@
 """Writes the grammar of tool calls in llguidance's dialect of Lark.
 
-Text outside of calls is limited to text that cannot be read as a call. So a reader of the reply finds only calls that
-the grammar has checked.
+Outside of calls, the grammar only allows text that cannot be parsed as a call. So the parser of the reply finds only
+calls that the grammar has checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serve_app.engine.grammar.lark import constant, regex, special_id
 MAX_CALLS = 16  # per reply; small models may repeat a call until their token budget is spent
 _BLANKS = r" \t\r\n"
 _LIKE_JSON = "{[`"  # first characters of calls without a marker, and of a code fence around them
-_OF_CALLS = ("name",), ("arguments", "parameters")  # a call without a marker has one key of each group
+_CALL_KEYS = ("name",), ("arguments", "parameters")  # a call without a marker has one key of each group
 
 
 Embed = Callable[[Any], str]
@@ -31,8 +31,8 @@ def to_lark(
 ) -> str:
     """The grammar for tool calls in the format that `Grammar.tool_calls` writes, given as parsed JSON.
 
-    `embed` holds one function per alternative that makes a rule's body from a JSON Schema. `otherwise` is the schema of
-    a reply without calls, with its embed function.
+    `embed` has a function for each alternative, which makes a rule's body from a JSON Schema. `otherwise` is the schema
+    of a reply without calls, with its embed function.
 
     Raises:
         UnsupportedGrammar: there are no alternatives, or they do not begin with the calls' marker.
@@ -54,7 +54,7 @@ def to_lark(
     rest = _without(calls, optional)
     if (marker := special_id(optional, special)) is not None:
         return _joined([f"start: {free} | {free} <[{marker}]> calls", text, *_calls(rest, embed, special)])
-    # Lazy, since a lexeme that may continue past the marker would never end before it.
+    # A lazy lexeme (`suffix`), because a greedy one would continue past the marker.
     opened = [f"start: {free} | {before}opened calls", f"opened[suffix={json.dumps(optional)}]: HEAD"]
     head = _text(calls, special, "HEAD", marker=False)
     return _joined([*opened, text, head, *_calls(rest, embed, special)])
@@ -67,7 +67,7 @@ def _calls(calls: Mapping[str, Any], embed: Sequence[Embed], special: Mapping[st
     around = (constant(calls["opening"], special), "first", more, constant(calls["closing"], special))
     rules = [f"calls: {' '.join(part for part in around if part)}"]
     rules += [f"first: {call}", *([f"more: {call.replace('call_', 'next_')}"] if more else [])]
-    cut = calls.get("cut", "")  # the start of the first call that is already written
+    cut = calls.get("cut", "")  # the beginning of the first call if the rule before the calls already matches it
     for number, (before, schema, after) in zip(numbers, calls["alternatives"], strict=True):
         tail = f"arguments_{number} {constant(after, special)}"
         rules.append(f"call_{number}: {constant(before.removeprefix(cut), special)} {tail}")
@@ -87,7 +87,7 @@ def _without(calls: Mapping[str, Any], marker: str) -> dict[str, Any]:
 
 
 def _text(calls: Mapping[str, Any], special: Mapping[str, int], name: str = "TEXT", marker: bool = True) -> str:
-    """Text that cannot be read as a call: it has no marker, and does not begin like a call without a marker."""
+    """The terminal for text that cannot be a call: it has no marker and does not begin like a call without a marker."""
     first = _not_first(calls)
     never = [regex(t) for t in (*calls["never"], calls["optional"] if marker else "") if t]
     if first:
@@ -112,16 +112,17 @@ def _shown(names: Sequence[str], special: Mapping[str, int]) -> str:
 def _or_json(
     calls: Mapping[str, Any], embed: Sequence[Embed], other: Any, embed_other: Embed, special: Mapping[str, int]
 ) -> list[str]:
-    """Calls, or a JSON value that cannot be read as a call."""
+    """The rules for calls, or for a JSON value that cannot be parsed as a call."""
     first = _not_first(calls)
     if first and (not isinstance(other, dict) or other.get("type") != "object"):
         raise UnsupportedGrammar("with tools of this model, a JSON schema must be of type object")
     if "{" not in first:
         return [f"start: calls | {embed_other(other)}", *_calls(calls, embed, special)]
-    # Calls and other objects begin alike, and the grammar can tell two texts apart only by their beginnings. It tells
-    # keys of two schemas apart where the keys end. So calls are written as JSON schemas too.
-    whole = [["", json.dumps(_as_schema(alternative)), ""] for alternative in calls["alternatives"]]
-    return [f"start: calls | {embed_other(_no_call(other))}", *_calls({**calls, "alternatives": whole}, embed, special)]
+    # Calls and other objects begin alike. The grammar distinguishes constant texts only by their beginnings, but keys
+    # of two JSON schemas also by their ends. So calls are written as JSON schemas too.
+    schemas = [["", json.dumps(_as_schema(alternative)), ""] for alternative in calls["alternatives"]]
+    rules = _calls({**calls, "alternatives": schemas}, embed, special)
+    return [f"start: calls | {embed_other(_no_call(other))}", *rules]
 
 
 def _as_schema(alternative: Sequence[str]) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _as_schema(alternative: Sequence[str]) -> dict[str, Any]:
         call = json.loads(f"{before}null{after}")
         properties = {k: json.loads(schema) if v is None else {"const": v} for k, v in call.items()}
     except (ValueError, AttributeError):
-        raise UnsupportedGrammar("calls in this form can't be told from another JSON object") from None
+        raise UnsupportedGrammar("calls in this form can't be distinguished from other JSON objects") from None
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -139,9 +140,9 @@ def _no_call(schema: Mapping[str, Any]) -> dict[str, Any]:
     if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")):
         raise UnsupportedGrammar("with tools of this model, a JSON schema must list its properties at the top level")
     properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
-    for keys in _OF_CALLS:
+    for keys in _CALL_KEYS:
         if not any(key in properties for key in keys):
-            # Keys by a pattern: other keys may be spelled with escapes, and a reader would decode them to a call's key.
+            # Other keys must match a pattern. Without it, they may contain escapes and be decoded to a call's key.
             others = {} if more is False else {lark.none_of((*properties, *keys)): more}
             return {**schema, "patternProperties": others, "additionalProperties": False}
     raise UnsupportedGrammar("with tools of this model, a JSON schema can't have properties named like a call's")

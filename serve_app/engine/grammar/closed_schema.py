@@ -1,8 +1,8 @@
 """Closes the objects of a JSON schema: properties that an object's schema does not mention are not allowed.
 
-JSON Schema allows them by default, and models then invent properties. `additionalProperties` and keywords like it
-decide differently. Schemas that are merged, by `allOf` or beside other keywords, are closed together: an object may
-have the properties of all of them.
+JSON Schema allows them by default, and models then invent properties. A schema with `additionalProperties` or a similar
+keyword stays as it is. Schemas that are merged, in `allOf` or next to other keywords, are closed together: an object
+may have the properties of all of them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-# An object's schema with one of these decides itself which other properties it allows, or which objects.
+# With one of these, an object's schema already says which other properties, or which objects, it allows.
 _DECIDES: Final = frozenset(
     {
         "additionalProperties", "const", "$dynamicRef", "dependentRequired", "dependentSchemas", "else", "enum", "if",
         "not", "propertyNames", "then", "unevaluatedProperties",
     }
 )  # fmt: skip
-_MAX_STEPS: Final = 20_000  # per schema, to find names; a schema that needs more stays open
+_MAX_STEPS: Final = 20_000  # per schema, to find property names; a schema that needs more stays open
 _BRANCHES: Final = ("allOf", "anyOf", "oneOf")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("prefixItems", *_BRANCHES)
@@ -25,7 +25,7 @@ _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 
 
 def closed(schema: Any) -> Any:
-    """A copy of a schema with closed objects. An object's schema that mentions no properties stays open."""
+    """A copy of a schema with closed objects. The schema of an object stays open if it mentions no properties."""
     return _Closing(schema).closed(schema, False)
 
 
@@ -53,15 +53,15 @@ class _Closing:
                 result[key] = [self.closed(part, key in _BRANCHES and merges) for part in value]
             else:
                 result[key] = self.closed(value, False) if key in _SINGLE else value
-        least, listed = schema.get("minProperties"), result.get("properties", {})
+        minimum, listed = schema.get("minProperties"), result.get("properties", {})
         if names is None or not isinstance(listed, dict) or (merges and not names):
             return result
-        if isinstance(least, int) and least > len(names):
+        if isinstance(minimum, int) and minimum > len(names):
             return result
         return {**result, "properties": {**{name: {} for name in names}, **listed}, "additionalProperties": False}
 
     def _names(self, schemas: Iterable[Any], merged: bool = True) -> dict[str, None] | None:
-        """The properties that schemas and those merged with them mention; None if they are not to be closed."""
+        """The properties that `schemas`, and schemas merged with them, mention; None if they must stay open."""
         names: dict[str, None] = {}
         left, seen = list(schemas), set[int]()
         while left:
@@ -94,7 +94,7 @@ class _Closing:
         return found
 
     def _find_merged(self) -> None:
-        """Finds the schemas that references merge with others, wherever these are."""
+        """Finds all schemas that a `$ref` anywhere merges with other schemas."""
         left: list[tuple[Any, bool]] = [(self._root, False)]
         while left:
             schema, is_merged = left.pop()
@@ -118,7 +118,7 @@ class _Closing:
 
 
 def _merges(schema: Mapping[str, Any]) -> bool:
-    """Whether several schemas describe the same object here, and not only one of several."""
+    """Whether several subschemas apply to the same object, and not just one of several alternatives."""
     branches = [_list(schema.get(key)) for key in _BRANCHES if key in schema]
     ways = len(branches) + ("$ref" in schema) + ("properties" in schema or "required" in schema)
     return bool(branches or "$ref" in schema) and (ways > 1 or len(_list(schema.get("allOf"))) > 1)

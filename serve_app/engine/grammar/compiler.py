@@ -30,32 +30,31 @@ from serve_app.engine.text.detokenizer import Vocabulary
 from serve_app.engine.text.plain_text import PlainText
 
 _CACHED = 64  # number of compiled grammars, each a few MB at most
-# Bounds on the cost of a hostile grammar. Beyond a bound, compiling fails or a reply ends before its next token.
+# Limits for hostile grammars. Beyond a limit, compiling fails, or a running reply ends.
 _LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,  # per compilation, in expressions: about 0.1 us each
     step_lexer_fuel=200_000,  # per token mask
     step_max_items=50_000,
-    max_lexer_states=50_000,  # for all replies that share a compiled grammar, about 1 KB each
+    max_lexer_states=50_000,  # of all replies that share a compiled grammar; about 1 KB per state
     max_grammar_size=500_000,
-    verbose_errors=False,  # errors reveal nothing of the parser's internals
+    verbose_errors=False,  # errors must not show the parser's internals
 )
 _MAX_WORKERS = 4
-_REST = 3.0  # a tenant compiles for at most a quarter of the time, since some grammars take seconds of a core
+_REST = 3.0  # a tenant compiles at most a quarter of the time, because some grammars take seconds
 
 
 class Compiled(NamedTuple):
-    """A grammar ready for enforcement: its source in llguidance's Lark, and a matcher that must not be advanced."""
+    """A compiled grammar: its source in llguidance's Lark, and a matcher to copy, which must not be advanced itself."""
 
     lark: str
     matcher: LLMatcher
 
 
 class _Spellings:
-    """A tokenizer as llguidance reads it: the bytes of each token, and the tokens of text that a grammar forces.
+    """A tokenizer in the form that llguidance reads: the bytes of each token, and the tokens for text of a grammar.
 
-    These tokens always spell the text. The tokenizer itself may encode it differently: as a special token, or
-    normalized.
+    These tokens always spell the text exactly. The tokenizer alone might normalize it, or encode it as a special token.
     """
 
     is_tokenizer_wrapper = True
@@ -84,7 +83,7 @@ class GrammarCompiler:
     """Compiles grammars for one tokenizer and creates states. All methods may be called from any thread.
 
     `vocab` is the width of the logits. Ids without a token in the tokenizer are never allowed. The first grammar takes
-    about a second longer, to build the tokenizer's tables.
+    about a second longer, because it builds the tokenizer's tables.
     """
 
     def __init__(self, tokenizer: Any, vocab: int, eos_token_ids: frozenset[int]) -> None:
@@ -101,7 +100,7 @@ class GrammarCompiler:
         self._aside = Aside("compile", rest=_REST)
 
     def start_grammar(self, grammar: Grammar, compiled: Compiled | None = None, tenant: str = "") -> GrammarState:
-        """A state for a new reply. Without the result of `prepare`, this compiles; it then raises its errors."""
+        """A state for a new reply. `compiled` is the result of `prepare`; if it is None, calls `compile`."""
         matcher = (compiled or self.compile(grammar)).matcher
         with self._lock:
             copy = matcher.deep_copy()
@@ -111,15 +110,15 @@ class GrammarCompiler:
             loop = None
 
         def renew(tokens: list[int]) -> Future[LLMatcher]:
-            def compile_anew() -> LLMatcher:
-                fresh = self._compiled_anew(grammar, matcher)
+            def recompile() -> LLMatcher:
+                fresh = self._recompile(grammar, matcher)
                 if tokens:
                     fresh.consume_tokens(tokens)
                 return fresh
 
             if loop is None:
-                return self._aside.submit(compile_anew)
-            return asyncio.run_coroutine_threadsafe(self._aside.run(tenant, compile_anew), loop)
+                return self._aside.submit(recompile)
+            return asyncio.run_coroutine_threadsafe(self._aside.run(tenant, recompile), loop)
 
         return GrammarState(copy, self._vocab, self._width, self._eos, self._executor, renew)
 
@@ -129,7 +128,7 @@ class GrammarCompiler:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     async def prepare(self, grammar: Grammar, tenant: str) -> Compiled:
-        """Run `compile` in the background; `start_grammar` then finds the result in the cache."""
+        """Run `compile` in the background. Pass the result to `start_grammar`."""
         with self._lock:
             known = self._cache.get(grammar)
         return await self._aside.run(tenant, lambda: self.compile(grammar)) if known is None else known
@@ -148,22 +147,25 @@ class GrammarCompiler:
             if (known := self._cache.get(grammar)) is not None:
                 self._cache.move_to_end(grammar)
                 return known
-        compiled = self._compile_what_can_be(grammar)
+        compiled = self._compile_enforceable(grammar)
         with self._lock:
             self._cache[grammar] = compiled
             while len(self._cache) > _CACHED:
                 self._cache.popitem(last=False)
         return compiled
 
-    def _compiled_anew(self, grammar: Grammar, used_up: LLMatcher) -> LLMatcher:
-        """A new matcher for one reply. Evicts the exhausted matcher from the cache: its copies share its lexer."""
-        with self._lock:
-            if (cached := self._cache.get(grammar)) is not None and cached.matcher is used_up:
-                del self._cache[grammar]
-        return self._compile_what_can_be(grammar).matcher
+    def _recompile(self, grammar: Grammar, exhausted: LLMatcher) -> LLMatcher:
+        """Compile a separate matcher for one reply.
 
-    def _compile_what_can_be(self, grammar: Grammar) -> Compiled:
-        """The grammar, without optional keywords that cannot be enforced."""
+        Evicts the exhausted matcher from the cache, because all its copies share its lexer.
+        """
+        with self._lock:
+            if (cached := self._cache.get(grammar)) is not None and cached.matcher is exhausted:
+                del self._cache[grammar]
+        return self._compile_enforceable(grammar).matcher
+
+    def _compile_enforceable(self, grammar: Grammar) -> Compiled:
+        """Compile the grammar, if necessary without optional keywords that cannot be enforced."""
         try:
             return self._compile(grammar)
         except UnsupportedGrammar as error:
@@ -176,7 +178,7 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> Compiled:
         text = translate.to_lark(grammar, self._special_tokens)
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=self._limits)
-        for _ in range(2):  # finds faults that compiling misses: no text fits, or the lexer is too large
+        for _ in range(2):  # finds faults that compiling misses: no text matches, or the lexer is too large
             if not matcher.is_error():
                 matcher.compute_bitmask()  # a lexer that grew too large reports it only on the second call
         if matcher.is_error():
@@ -191,14 +193,14 @@ class GrammarCompiler:
         return LLMatcher.validate_grammar(source, self._tokenizer(), limits=self._limits)
 
     def _located(self, grammar: Grammar, error: UnsupportedGrammar) -> UnsupportedGrammar:
-        """The error with the path of the fault in the schema and, for tool calls, the index of the faulty one."""
+        """The error with the path of the fault in the schema and, for tool calls, the index of the faulty tool."""
         try:
             alternatives = translate.alternatives(grammar)
             for number, alternative in enumerate(alternatives):
                 try:
-                    self._compile_what_can_be(alternative)
-                except UnsupportedGrammar as its_own:
-                    return UnsupportedGrammar(str(its_own), number)
+                    self._compile_enforceable(alternative)
+                except UnsupportedGrammar as located:
+                    return UnsupportedGrammar(str(located), number)
             schema = json.loads(grammar.text) if grammar.kind is GrammarKind.JSON_SCHEMA else None
         except (ValueError, KeyError, TypeError, RecursionError):
             return error
@@ -207,10 +209,10 @@ class GrammarCompiler:
 
     @cached_property
     def _special_tokens(self) -> dict[str, int]:
-        """Names and ids of the tokens that no text of a grammar becomes.
+        """Names and ids of the tokens that are never used for a grammar's text.
 
-        As in llguidance's own tokenizers, and so in vLLM, every added token that is written like a tag counts as
-        special, including Qwen's <tool_call>, which Qwen's tokenizer counts as text.
+        As in llguidance's own tokenizers, and therefore in vLLM, every added token that is written like a tag counts as
+        special. This includes Qwen's <tool_call>, although Qwen's tokenizer does not mark it as special.
         """
         added = getattr(self._hf_tokenizer, "added_tokens_decoder", {})
         return {
@@ -234,13 +236,13 @@ class GrammarCompiler:
 class GrammarState:
     """The position of one reply in its grammar. Used by one thread at a time; a worker thread computes the masks.
 
-    - `finished`: the grammar is complete and only an end-of-sequence token may follow.
-    - `error`: the reason why the grammar engine failed; from then on no token is allowed.
-    - `too_large`: it failed because the grammar is too large to continue.
+    - `finished`: the grammar is complete; only an end-of-sequence token may follow.
+    - `error`: the reason why the grammar engine failed; from then on, no token is allowed.
+    - `too_large`: whether it failed because the grammar is too large to continue.
 
     Replies with the same grammar share its lexer, which has a maximum number of states. When the lexer reaches it,
-    `renew` starts to compile a separate matcher for this reply, which then consumes the tokens so far. Until it has
-    ended, the state is not `ready`, and its masks allow no token.
+    `renew` starts to compile a separate matcher for this reply, which then consumes the tokens so far. Until that
+    matcher is complete, the state is not `ready`, and its masks allow no token.
     """
 
     def __init__(
@@ -268,7 +270,7 @@ class GrammarState:
         self.finished = False
         self.error: str | None = None
         self.too_large = False
-        self._look()
+        self._check_matcher()
 
     def prepare(self, draft: Sequence[int] = ()) -> None:
         """Start to compute the masks of the next position and of the positions after each draft token."""
@@ -277,10 +279,10 @@ class GrammarState:
         self._pending = self._executor.submit(self._compute, self._draft)
 
     def masks(self, draft: Sequence[int] = ()) -> torch.Tensor:
-        """Packed masks (1 + len(draft), ceil(vocabulary / 32)) int32, see `logits_processing.mask`; waits for them.
+        """Packed masks (1 + len(draft), ceil(vocabulary / 32)) int32; see `logits_processing.mask`.
 
         Row j allows the tokens that may follow draft[:j]. A row after a forbidden draft token allows all tokens. After
-        an error no token is allowed. Masks that `prepare` started are not computed again.
+        an error, no token is allowed. If `prepare` has started to compute the masks, waits for them.
         """
         draft = tuple(draft)
         if self._pending is None or self._draft[: len(draft)] != draft:
@@ -292,7 +294,7 @@ class GrammarState:
 
     @property
     def ready(self) -> bool:
-        """Whether the next token can be chosen, after an error as well; False while the grammar is compiled again."""
+        """Whether `masks` can be used: False only while `renew` compiles. True after an error, too."""
         self._wait_for_worker()
         if self._renewal is None:
             return True
@@ -306,7 +308,7 @@ class GrammarState:
             return True
         if rest := self._tokens[self._renewed_at :]:
             self._matcher.consume_tokens(rest)
-        self._look()
+        self._check_matcher()
         return self._renewal is None
 
     async def become_ready(self) -> None:
@@ -334,25 +336,26 @@ class GrammarState:
         self._forced = self._forced[1:] if self._forced[:1] == (token,) else ()
         if self._renewal is None:
             self._matcher.consume_token(token)
-            self._look()
+            self._check_matcher()
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens that must come next, as the tokenizer spells them: a draft that is nearly always accepted."""
+        """Tokens for text that the grammar forces next: a draft that is nearly always accepted."""
         self._wait_for_worker()
         if self.finished or self.error is not None or self._renewal is not None:
             return ()
-        if not self._forced:  # the cost grows with the number of tokens, so all are computed at once
+        if not self._forced:  # computed only when none are left, because the cost grows with their number
             self._forced = tuple(self._matcher.compute_ff_tokens())
         return self._forced
 
     def allowed_part(self, draft: Sequence[int]) -> tuple[int, ...]:
-        """The longest start of the draft that the grammar allows."""
+        """The longest beginning of the draft that the grammar allows."""
         self._wait_for_worker()
         if self.error is not None or self._renewal is not None or not draft:
             return ()
         return tuple(draft[: self._matcher.validate_tokens(list(draft))])
 
-    def _look(self) -> None:
+    def _check_matcher(self) -> None:
+        """Update the state after the matcher has consumed tokens."""
         if self._matcher.is_error():
             self._renew_or_fail()
         elif self._matcher.is_stopped():
@@ -362,7 +365,7 @@ class GrammarState:
                 self.error = f"the grammar has ended inside a reply: {self._matcher.stop_reason()}"
 
     def _renew_or_fail(self) -> None:
-        """Handle an error of the matcher. A new matcher that reaches a limit at the same token would do so again."""
+        """Handle an error of the matcher. Renews it at most once per token, since a second renewal would fail too."""
         if translate.is_too_large(self._matcher.get_error()) and self._renewed_at < len(self._tokens):
             self._renewed_at, self.interrupted = len(self._tokens), True
             with contextlib.suppress(RuntimeError):  # the engine is closing
@@ -376,12 +379,12 @@ class GrammarState:
         self.error, self.too_large = translate.explain(message), translate.is_too_large(message)
 
     def _wait_for_worker(self) -> None:
-        """Wait for the worker thread, since only one thread at a time may use the matcher."""
+        """Wait for the worker thread, because only one thread at a time may use the matcher."""
         if self._pending is not None:
             self._pending.result()
 
     def _compute(self, draft: tuple[int, ...]) -> np.ndarray:
-        """The rows of `masks`; leaves the matcher where it was. Never raises."""
+        """The rows of `masks`; does not advance the matcher. Never raises."""
         masks = np.full((1 + len(draft), self._all_words), -1, dtype=np.int32)
         try:
             if self.error is None and self._renewal is None:

@@ -1,14 +1,14 @@
-"""Rewrites JSON schemas where llguidance allows more than a reader of the reply does.
+"""Rewrites JSON schemas where llguidance would allow a reply that a JSON Schema validator rejects.
 
-- Numbers: grammars compare decimals, so 3.0000000000000001 is above 3. A reader compares doubles (RFC 8259, section 6),
-  reads it as 3, and `exclusiveMinimum: 3` forbids it. So exclusive bounds move inwards, to the nearest number that
-  differs as a double. Inclusive bounds are safe, since rounding keeps the order.
+- Numbers: llguidance compares decimals, so 3.0000000000000001 is above 3. A validator compares doubles (RFC 8259,
+  section 6): it reads 3, which `exclusiveMinimum: 3` forbids. So exclusive bounds move inwards, to the nearest number
+  that differs as a double. Inclusive bounds are safe, because rounding keeps the order.
 - Dates and hosts: llguidance knows the days of each month, but not leap years (RFC 3339, appendix C) or the maximum
   length of a host name (RFC 1123, section 2.1; RFC 1035, section 2.3.4).
-- Lengths: llguidance accepts no length of ten digits; limits that no reply can reach are dropped.
-- Keys: llguidance allows escapes in keys that are not properties, and compares these keys as written. So
-  {"\\u0061ge": "old"} passes a schema in which `age` is a number, and a reader decodes it as the text "old". Keys that
-  match a pattern have no such escapes, so the rewritten schema allows keys that are not properties by a pattern.
+- Lengths: llguidance rejects lengths of ten digits. Maximum lengths that no reply can reach are dropped.
+- Keys: llguidance allows escapes in keys that are not in `properties`, and compares these keys as written. So
+  {"\\u0061ge": "old"} would match a schema in which `age` is a number, although the decoded key is `age`. Keys that
+  match a pattern cannot have escapes, so in the rewritten schema, keys that are not in `properties` match a pattern.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, Final
 
 from serve_app.engine.grammar.lark import none_of
 
-_MIN_STEP: Final = 1e-15  # minimum distance from bounds near 0, where doubles are too close for a grammar to write out
+_MIN_STEP: Final = 1e-15  # minimum distance from a bound; near 0, doubles have more digits than a grammar can have
 _MAX_EXACT_INTEGER: Final = 2.0**53  # above this, the distance between doubles is more than 1
 
 _UNREACHED: Final = 10**9  # characters, items or properties; no reply has more
 _LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY: Final = f"^([0-9]{{4}}-(0[13-9]|1[0-2])|[0-9]{{4}}-02-([01]|2[0-8])|{_LEAP_YEAR}-02-29)"
 _LONGEST_HOST_NAME: Final = 253  # characters
-_LONGEST_KEYS: Final = 10_000  # total characters of all names; the pattern grows with them
+_MAX_KEY_CHARACTERS: Final = 10_000  # of all property names together; the pattern grows with them
 
-# Schemas that are merged with others keep their keys, because the patterns of two such schemas would conflict.
+# In schemas with one of these, keys stay as they are. They may be merged with others, and two patterns would conflict.
 _MERGED: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "patternProperties", "minProperties", "maxProperties"})
 
 
@@ -66,13 +66,16 @@ def _with_exact_values(schema: Any) -> Any:
     if schema.get("format") in ("date", "date-time"):
         changed.setdefault("pattern", _DAY)  # keeps a pattern that the user has set
     elif schema.get("format") == "hostname":
-        most = _number(schema.get("maxLength"))
-        changed["maxLength"] = _LONGEST_HOST_NAME if most is None else min(most, _LONGEST_HOST_NAME)
+        limit = _number(schema.get("maxLength"))
+        changed["maxLength"] = _LONGEST_HOST_NAME if limit is None else min(limit, _LONGEST_HOST_NAME)
     return changed
 
 
 def _move_bound(schema: dict[str, Any], exclusive: str, inclusive: str, sign: int) -> None:
-    """Replace an exclusive bound by an inclusive bound inside it, in the direction of `sign`, or by a stricter one."""
+    """Replace an exclusive bound by an inclusive bound further inside, unless a stricter inclusive bound exists.
+
+    `sign` is the direction of "inside": 1 for a minimum, -1 for a maximum.
+    """
     bound, other = _number(schema.get(exclusive)), _number(schema.get(inclusive))
     if bound is None or abs(bound) > _MAX_EXACT_INTEGER:
         return
@@ -94,7 +97,7 @@ def _with_exact_keys(schema: Any) -> Any:
     properties, more = inside.get("properties"), inside.get("additionalProperties", True)
     if not isinstance(properties, dict) or not properties or more is False or not _MERGED.isdisjoint(inside):
         return inside
-    if sum(map(len, properties)) > _LONGEST_KEYS or not _allows_object(inside):
+    if sum(map(len, properties)) > _MAX_KEY_CHARACTERS or not _allows_object(inside):
         return inside
     return {**inside, "patternProperties": {none_of(properties): more}, "additionalProperties": False}
 

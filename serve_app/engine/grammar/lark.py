@@ -10,7 +10,7 @@ from serve_app.engine.errors import UnsupportedGrammar
 
 
 def constant(text: str, special: Mapping[str, int]) -> str:
-    """A constant text; special tokens are written as their ids, since no bytes spell them."""
+    """A constant text. Special tokens in it are written as ids, because no bytes spell them."""
     names = sorted((re.escape(name) for name in special), key=len, reverse=True)
     parts = re.split(f"({'|'.join(names)})", text) if names else [text]
     return " ".join(f"<[{special[p]}]>" if p in special else json.dumps(p, ensure_ascii=False) for p in parts if p)
@@ -26,7 +26,7 @@ def pattern(expression: str) -> str:
     """A regular expression written by a client, as a Lark terminal."""
     if not expression:
         return '""'
-    escaped = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}  # characters that would end it
+    escaped = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}  # characters that would end the terminal
     inner = re.sub(r"\\.|/|\n", lambda found: escaped.get(found[0], found[0]), expression, flags=re.DOTALL)
     return f"/{inner}/"
 
@@ -40,12 +40,12 @@ def special_id(text: str, special: Mapping[str, int]) -> int | None:
     if text in special:
         return special[text]
     if inside := next((name for name in special if name and name in text), None):
-        raise UnsupportedGrammar(f"{text!r} must be plain text or a special token, and has {inside} in it")
+        raise UnsupportedGrammar(f"{text!r} must be a special token or contain none, but contains {inside}")
     return None
 
 
 def none_of(texts: Iterable[str]) -> str:
-    """A regular expression, with both anchors and without look-around, for every text except these."""
+    """A regular expression, with both anchors and without look-around, that matches every text except these."""
     return f"^({_rest(sorted(set(texts)))})$"
 
 

@@ -1,7 +1,7 @@
 """Translates grammars of every kind into llguidance's dialect of Lark, and its errors into the user's terms.
 
-Between two parts of JSON a reply has at most one line break and twenty blanks or tabs. Without this limit an unsure
-model could write white space forever.
+Between two parts of JSON, a reply has at most one line break and twenty spaces or tabs. Without this limit, a model
+could write white space forever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def to_lark(grammar: Grammar, special: Mapping[str, int]) -> str:
     """The grammar as one text. `special` maps the names of the tokenizer's special tokens to their ids.
 
     Raises:
-        UnsupportedGrammar: the text is not valid for its kind. The compiler finds unsupported features.
+        UnsupportedGrammar: the text is not valid for its kind. Unsupported features are found only by the compiler.
     """
     try:
         inner = _translated(grammar, special)
@@ -46,7 +46,7 @@ def to_lark(grammar: Grammar, special: Mapping[str, int]) -> str:
 
 
 def alternatives(grammar: Grammar) -> list[Grammar]:
-    """The schemas of a grammar's tool calls, each as a separate grammar, to locate a faulty one."""
+    """The schemas of a grammar's tool calls, each as a separate grammar, to find the faulty schema."""
     if grammar.kind is not GrammarKind.TOOL_CALLS:
         return []
     calls = json.loads(grammar.text)
@@ -125,7 +125,7 @@ def explain(message: str) -> str:
 
 
 def is_too_large(message: str) -> bool:
-    """Whether the error is one of llguidance's limits rather than a fault."""
+    """Whether the grammar has exceeded one of llguidance's limits, and is not faulty otherwise."""
     return _TOO_LARGE.search(message) is not None
 
 
@@ -143,33 +143,33 @@ def _options(strict: bool) -> dict[str, Any]:
 
 
 def _schema(schema: Any, strict: bool) -> dict[str, Any]:
-    """The schema with closed objects and in exact terms, without llguidance's options, which users must not set."""
+    """The schema, closed and exact. llguidance's options are removed, because users must not set them."""
     if schema is True:
         return {}
     if not isinstance(schema, dict):
         raise UnsupportedGrammar("a JSON schema must be an object that allows at least one value")
     schema = closed(schema)
-    if strict and _may_be_met_by_doubles(schema):
+    if strict and _duplicates_may_reach_minimum(schema):
         raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
     plain = {key: value for key, value in schema.items() if key != "x-guidance"}
     return dict(exact(plain))
 
 
-def _may_be_met_by_doubles(schema: Any) -> bool:
-    """Whether a reply could reach minProperties by repeating a property name, which JSON readers count once.
+def _duplicates_may_reach_minimum(schema: Any) -> bool:
+    """Whether a reply could reach minProperties by repeating a property name, which JSON parsers count once.
 
-    llguidance knows only the names in the schema.
+    llguidance notices a repeated name only if the schema has the name.
     """
     if isinstance(schema, list):
-        return any(_may_be_met_by_doubles(part) for part in schema)
+        return any(_duplicates_may_reach_minimum(part) for part in schema)
     if not isinstance(schema, dict):
         return False
-    least = schema.get("minProperties")
-    if isinstance(least, int) and schema.get("additionalProperties") is not False:
+    minimum = schema.get("minProperties")
+    if isinstance(minimum, int) and schema.get("additionalProperties") is not False:
         required = schema.get("required")
-        if least > max(1, len(required) if isinstance(required, list) else 0):
+        if minimum > max(1, len(required) if isinstance(required, list) else 0):
             return True
-    return any(_may_be_met_by_doubles(part) for part in schema.values())
+    return any(_duplicates_may_reach_minimum(part) for part in schema.values())
 
 
 def _json_schema(schema: Any, strict: bool) -> str:
@@ -179,11 +179,11 @@ def _json_schema(schema: Any, strict: bool) -> str:
 def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int]) -> str:
     otherwise = None
     if calls["otherwise"] is not None:
-        kind, text, its_strict = calls["otherwise"]
+        kind, text, other_strict = calls["otherwise"]
         if kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
             raise UnsupportedGrammar("with tools, only JSON can be enforced")
         other = closed(json.loads(text)) if kind == GrammarKind.JSON_SCHEMA else {"type": "object"}
-        otherwise = other, _embed(its_strict)
+        otherwise = other, _embed(other_strict)
     embeds = [_embed(strict and number not in calls["lenient"]) for number in range(len(calls["alternatives"]))]
     return call_grammar.to_lark(calls, special, embeds, otherwise)
 
@@ -202,7 +202,7 @@ def _after(lead: str, inner: str, special: Mapping[str, int]) -> str:
     if (token := lark.special_id(lead, special)) is None:
         rules = ["start: lead LEAD_SPACE? inner", f"lead[suffix={json.dumps(lead)}]: /(?s:.*)/"]
     else:
-        # The token's name spelled out in letters looks the same.
+        # The model might also spell the token's name with ordinary tokens, which must not count as `lead`.
         text = f"LEAD_TEXT: /(?s:.+)/ & ~/(?s:.*){lark.regex(lead)}(?s:.*)/"
         rules = [f"start: LEAD_TEXT? <[{token}]> LEAD_SPACE? inner", text]
     rules.append(r"LEAD_SPACE: /([ \t]{0,4}\n){1,2}/")

@@ -1,7 +1,7 @@
 """Finds the parts of a JSON schema that the grammar engine cannot enforce, to drop them or to report their path.
 
-llguidance's leniency does not cover parts that it cannot build: a pattern with look-around, or a pattern combined with
-a length. This module tries such keywords separately, one subschema at a time.
+llguidance can ignore unknown keywords, but not keywords that it knows and cannot build: a pattern with look-around, or
+a pattern combined with a length. This module tries such keywords separately, one subschema at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 
 # Objections to parts that cannot be built. Other objections mean that no value fits the schema, or that it is invalid.
-_CAN_NOT: Final = (
+_CANNOT_BUILD: Final = (
     "regex parse error",
     "lookarounds not supported",
     "Unable to determine if regex is empty",
@@ -54,7 +54,7 @@ def place_of(schema: Any, complaint: Complaint) -> str:
 
 
 def place_of_keyword(schema: Any, keyword: str) -> str:
-    """The path of the first subschema that has the keyword, followed by the keyword; empty if there is none."""
+    """The path of the keyword in the first subschema that has it; empty if there is none."""
     found = (path for path, part in parts(schema) if keyword in part)
     return next((f"{path}.{keyword}".removeprefix(".") for path in found), "")
 
@@ -87,8 +87,8 @@ class _Tried:
         if text not in self._known:
             if len(self._known) >= MAX_TRIES:
                 raise TooManyTries
-            said = self._complaint(schema)
-            self._known[text] = any(words in said for words in _CAN_NOT)
+            objection = self._complaint(schema)
+            self._known[text] = any(words in objection for words in _CANNOT_BUILD)
         return self._known[text]
 
 
@@ -115,7 +115,7 @@ def _enforceable(schema: Any, tried: _Tried) -> Any:
 
 
 def _faulty_keywords(part: Mapping[str, Any], tried: _Tried) -> list[str]:
-    """Keywords to drop from this subschema, apart from its nested parts, so that the rest can be enforced."""
+    """Keywords to drop from this subschema so that the rest can be enforced. Does not look into nested schemas."""
     faulty = []
     for kinds, names in ((("string",), _STRINGS), (("number", "integer"), _NUMBERS)):
         left = {name: part[name] for name in names if name in part}

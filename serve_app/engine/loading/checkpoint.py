@@ -1,4 +1,4 @@
-"""Checks a model's folder, with one-line errors before a library fails on it, and computes its fingerprint."""
+"""Checks a model's folder before a library loads it, with one-line errors, and computes its fingerprint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKENIZERS = (
 )
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-_SAMPLES: Final = 16  # per file, spread evenly: fine-tuning changes all weights, and files have gigabytes
+_SAMPLES: Final = 16  # per file, evenly spread: files have gigabytes, and fine-tuning changes all weights
 _SAMPLE_BYTES: Final = 64 * 1024
 _BESIDE_WEIGHTS: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
@@ -65,7 +65,7 @@ def weight_files(folder: Path) -> list[Path]:
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise ModelError(
-                f"{folder} lacks {missing[0]}, and {len(missing)} of its {len(names)} weight files in total: "
+                f"{folder} lacks {missing[0]} (in total, {len(missing)} of its {len(names)} weight files are missing): "
                 "fetch the model again."
             )
         return [folder / name for name in names]
@@ -84,7 +84,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     """Each tensor in the weight files by name, from their headers.
 
     Raises:
-        ModelError: as `weight_files`.
+        ModelError: see `weight_files`.
     """
     found: dict[str, Tensor] = {}
     for path in weight_files(folder):
@@ -98,7 +98,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def tensor_sizes(folder: Path) -> dict[str, int]:
-    """The number of elements of each tensor in the weight files. Raises ModelError as `weight_files`."""
+    """The number of elements of each tensor in the weight files. Raises ModelError; see `weight_files`."""
     return {name: tensor.elements for name, tensor in tensors(folder).items()}
 
 
@@ -111,11 +111,11 @@ def identity_files(folder: Path) -> list[Path]:
 def fingerprint(folder: Path, dtype: str) -> str:
     """Twelve hex digits that identify everything that affects replies: weights, tokenizer, template, type, release.
 
-    The same files give the same fingerprint on every machine. Files are read in samples, so weights that differ only in
-    a few places may have the same fingerprint.
+    The same files give the same fingerprint on every machine. Only samples of large files are read, so weights that
+    differ in only a few places may have the same fingerprint.
 
     Raises:
-        ModelError: as `weight_files`.
+        ModelError: see `weight_files`.
         OSError: a file is missing.
     """
     digest = hashlib.sha256(f"{__version__} {dtype}".encode())
@@ -136,20 +136,20 @@ def fingerprint(folder: Path, dtype: str) -> str:
 def _no_config(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return (
-            f"{folder} holds an adapter (LoRA) without its base model: merge the two "
-            "(peft's merge_and_unload) and name the merged folder."
+            f"{folder} holds an adapter (LoRA) without its base model: merge the two (peft's merge_and_unload) "
+            "and set 'model' to the merged folder."
         )
     found = sorted(path.name for path in folder.glob("*.gguf"))
     if found:
-        return f"{folder} holds a GGUF file: name the file itself, model: {folder / found[0]}."
+        return f"{folder} holds a GGUF file: set 'model' to the file itself, {folder / found[0]}."
     return f"{folder} is not a model folder: it has no config.json."
 
 
 def _no_weights(folder: Path) -> str:
     if any(path for pattern in _PICKLED for path in folder.glob(pattern)):
         return (
-            f"{folder} has pickled weights only (.bin, .pt), which can run code when they are read: "
-            "save the model as safetensors (save_pretrained) and name that folder."
+            f"{folder} has only pickled weights (.bin, .pt), which can run code when they are read: "
+            "save the model as safetensors (save_pretrained) and set 'model' to that folder."
         )
     if other := sorted(path.name for path in folder.glob("*.safetensors")):
         return (

@@ -28,16 +28,16 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
     same file is removed.
 
     Raises:
-        ModelError: as `convert_gguf`, or the cache cannot be written.
+        ModelError: see `convert_gguf`; also if the cache cannot be written.
     """
     path = gguf_path.absolute()
     try:
         slot = gguf_slot(path, cache)
-        if slot.path.is_dir():  # complete, since it is renamed into place
+        if slot.path.is_dir():  # complete, because it is renamed into place
             return slot.path
         prepared.make_folder(slot.folder)
         with prepared.only_one(slot.lock, say, path.name):
-            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # left by a killed process, since we hold the lock
+            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # from a killed process: this one holds the lock
                 shutil.rmtree(left_over, ignore_errors=True)
             if not slot.path.is_dir():
                 convert_gguf(path, slot.path, say)
@@ -54,9 +54,9 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
 def _quick_gguf() -> Iterator[None]:
     """Make the gguf package read a file once, into an array, and build its table of names once.
 
-    transformers opens the file four times and builds the table for every module. The reader takes several slices per
-    token of the vocabulary, and slicing a memory map costs ten times as much as slicing an array. Together this takes
-    half a minute for the bundled model.
+    Without this, transformers opens the file four times and builds the table for every module. The reader slices the
+    file several times per token of the vocabulary, and slicing a memory map takes ten times as long as slicing an
+    array. Together, this takes half a minute for the bundled model.
     """
     import gguf
 
@@ -91,8 +91,8 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(out_dir.parent).free) < size:
         raise ModelError(
-            f"{out_dir.parent} has {free / GIB:.1f} GiB of free disk, "
-            f"{size / GIB:.1f} GiB are needed for the converted {gguf_path.name}: free some, or set cache_dir."
+            f"{out_dir.parent} has {free / GIB:.1f} GiB of free disk space, but the converted {gguf_path.name} needs "
+            f"{size / GIB:.1f} GiB: free some space, or set cache_dir."
         )
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -115,7 +115,7 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
         progress(f"The model is ready in {out_dir}")
     except Exception as error:
         raise ModelError(
-            f"Can't convert {gguf_path}, of the architecture {architecture!r} ({first_line(error)}): "
+            f"Can't convert {gguf_path} with the architecture {architecture!r} ({first_line(error)}): "
             "use the model's safetensors instead."
         ) from error
     finally:

@@ -15,15 +15,14 @@ from serve_app.engine.loading.progress import Progress, Say
 
 # Many repositories also hold pickled weights, weights of other frameworks, or a second copy in one file.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-_NOT = ["*/*", "consolidated*.safetensors"]
+_IGNORED = ["*/*", "consolidated*.safetensors"]
 
 
 def fetch(name: str, say: Say, revision: str | None = None) -> Path:
     """The local folder of the model `name`. Downloads missing files; cached files also work offline.
 
-    `revision` is a commit, tag or branch; None is the main branch.
-
-    `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` have their usual meaning.
+    `revision` is a commit, tag or branch; None is the main branch. `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and
+    `HF_HUB_OFFLINE` have their usual meaning.
 
     Raises:
         ModelError: no such model, no access to it, or the hub cannot be reached and the model is not cached.
@@ -33,7 +32,7 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
     say(f"Looking for {name} on the hub")
     with _one_line(name, revision):
         folder = snapshot_download(
-            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT, tqdm_class=_bar(name, say)
+            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_IGNORED, tqdm_class=_bar(name, say)
         )
     return Path(folder)
 
@@ -42,7 +41,7 @@ def describe(name: str, say: Say) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and the tensors of the model `name`, from the headers of its files; no weights are downloaded.
 
     Raises:
-        ModelError: as `fetch`, and if the model has no safetensors.
+        ModelError: see `fetch`; also if the model has no safetensors.
     """
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -118,7 +117,7 @@ def cached(name: str, revision: str | None = None) -> Path:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in a few words, since that is the cause that a user can fix."""
+    """The innermost cause in a few words, because this is the cause that a user can fix."""
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -126,7 +125,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _bar(name: str, say: Say) -> type[Any]:
-    """A progress bar class for the hub's client that sends lines instead of drawing."""
+    """A class for the hub's client that reports progress as lines instead of a bar."""
     from tqdm.std import tqdm  # type: ignore[import-untyped]
 
     progress = Progress(say, f"Fetching {name}", 1)

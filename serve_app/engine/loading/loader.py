@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """A model, its tokenizer, and the tokens that end a reply.
 
-    With `dtype: int8`, `weights` holds the decoder (matrices in int8, everything else in float32). `model` is then on
-    the meta device, without weights. It has the configuration, the rotary embedding (with real buffers on the weights'
-    device) and the generation defaults.
+    With `dtype: int8`, `weights` holds the decoder: matrices in int8, everything else in float32. `model` is then on
+    the meta device, without weights. It has the configuration, the generation defaults and the rotary embedding, whose
+    buffers are real and on the weights' device.
     """
 
     model: Any
@@ -42,7 +42,7 @@ class LoadedModel:
 
 
 def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
-    """Load the model of the settings and place it by `device_map`; `progress` receives lines about it.
+    """Load the model of the settings and place it by `device_map`; `progress` receives lines about the loading.
 
     Raises:
         ModelError: no such model, a damaged or unsuitable model, or too little memory.
@@ -70,7 +70,7 @@ def prepare(settings: EngineSettings, progress: Say) -> None:
     """Run the one-time parts of `load` ahead of time and on the CPU: fetch, convert, quantize.
 
     Raises:
-        ModelError: as `load`.
+        ModelError: see `load`.
     """
     settings = settings.model_copy(update={"device_map": "cpu", "max_memory": None, "kv_cache_memory": 1})
     source = locate(settings, progress)
@@ -82,7 +82,7 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     """The checked folder of the settings' model; fetches or converts it if necessary.
 
     Raises:
-        ModelError: there is no such model, it is damaged, or its devices do not exist.
+        ModelError: there is no such model, it is damaged, or the settings name a device that does not exist.
     """
     placement.check_devices(settings)
     name = settings.model
@@ -96,7 +96,7 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     else:
         folder = hub.fetch(name, say, settings.revision)
     if settings.revision is not None and path.exists():
-        raise ModelError(f"'revision' is of models on the hub, and {path} is a file or folder: leave it out.")
+        raise ModelError(f"'revision' is for models on the hub, but {path} is a file or folder: leave it out.")
     checkpoint.check(folder)
     return Source(str(path.absolute()) if path.exists() else name, folder)
 
@@ -105,8 +105,8 @@ def check_fingerprint(source: Source, settings: EngineSettings, fingerprint: str
     """Raises ModelError if the settings name a fingerprint that differs from the fingerprint of the files."""
     if settings.fingerprint not in (None, fingerprint):
         raise ModelError(
-            f"The files of {source.name} have the fingerprint {fingerprint}, and the settings name "
-            f"{settings.fingerprint}: fetch the right ones, or change 'fingerprint'."
+            f"The files of {source.name} have the fingerprint {fingerprint}, but the settings name "
+            f"{settings.fingerprint}: fetch the right files, or change 'fingerprint'."
         )
 
 
@@ -141,7 +141,7 @@ def _load_float(source: Source, settings: EngineSettings, say: Say, dtype: str |
             )
     _check_report(source, report, say)
     if away := placement.offloaded_bytes(model, settings):
-        say(f"{away / GIB:.2f} GiB of the weights of {source.name} are offloaded, fetched in each step: this is slow")
+        say(f"{away / GIB:.2f} GiB of the weights of {source.name} are offloaded: copying them in each step is slow")
     return model
 
 
@@ -151,14 +151,14 @@ def _check_report(source: Source, report: dict[str, Any], say: Say) -> None:
     Raises:
         ModelError: the files do not hold what config.json describes.
     """
-    odd = sorted(report["missing_keys"]) + sorted(str(key) for key, *_ in report["mismatched_keys"])
-    if odd:
+    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key, *_ in report["mismatched_keys"])
+    if wrong:
         raise ModelError(
-            f"The weights in {source.folder} are not those that its config.json describes: {odd[0]} is missing or of "
-            f"another shape ({len(odd)} in all are). Fetch the model again."
+            f"The weights in {source.folder} do not match its config.json: {wrong[0]} is missing or has the wrong "
+            f"shape ({len(wrong)} such weights in total). Fetch the model again."
         )
     if extra := sorted(report["unexpected_keys"]):
-        say(f"{len(extra)} weights of {source.name} are not used by models of its type, {extra[0]} for one")
+        say(f"{len(extra)} weights of {source.name} are not used by models of its type, for example {extra[0]}")
 
 
 def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any, LlamaWeights]:
@@ -167,7 +167,7 @@ def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any,
     model = _empty_model(source)
     quantized = getattr(model.config, "quantization_config", None) is not None
     if (reason := "it is quantized already" if quantized else llama_weights.why_not(model)) is not None:
-        raise ModelError(f"dtype int8 is not for {source.name} ({reason}): set dtype to float32 or bfloat16.")
+        raise ModelError(f"dtype int8 is not possible for {source.name} ({reason}): set dtype to float32 or bfloat16.")
     slot = int8_slot(source, prepared.cache_dir(settings.cache_dir))
     weights = weights_cache.load_or_build(
         slot, llama_weights.shape_of(model.config), device, lambda: _quantize(source, settings, say), say
@@ -177,7 +177,7 @@ def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any,
 
 
 def _quantize(source: Source, settings: EngineSettings, say: Say) -> LlamaWeights:
-    """Quantize the float model on the CPU, in its stored type. Its files are memory-mapped and need no extra memory."""
+    """Quantize the float model on the CPU, in its stored type. Its memory-mapped files need no extra memory."""
     say(f"Preparing int8 weights of {source.name}, once")
     stored = _load_float(source, settings.model_copy(update={"device_map": "cpu"}), say, dtype="auto")
     counter = Progress(say, f"Quantizing {source.name}", len(stored.model.layers))

@@ -1,7 +1,7 @@
 """Plans a model's memory before anything is loaded: weights, K and V, and the activations of a step.
 
 Weights, K and V are counted. Activations, and the memory that CUDA reserves, are estimates that no GPU has confirmed
-yet. A model on several devices is split between its layers.
+yet. A model on several devices is split at layer boundaries, so each device gets whole layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from serve_app.engine.loading import checkpoint, placement
 SPARE = 0.05  # share of a device's free memory that allocators cannot use
 CUDA_BYTES = 600 * 2**20  # per process and GPU: context, kernels, workspaces
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
-_STEP = 8  # hidden-sized activations that a step holds at once, beside three of intermediate size
+_STEP = 8  # activations of hidden size that a step holds at once, in addition to three of intermediate size
 _LOGITS = 3  # copies of a step's logits in float32
 
 
@@ -47,15 +47,16 @@ class Demand:
     kv_token: int  # K and V of one token, over all layers
     step: int  # activations, on each device
     context: int  # tokens of the longest sequence
-    most_tokens: int  # maximum number of tokens for which K and V are useful
+    most_tokens: int  # maximum tokens in the KV cache: all running sequences at full length
 
     @property
     def least_kv(self) -> int:
-        """K and V of one sequence of the full context length."""
+        """Minimum bytes of K and V: one sequence of the full context length."""
         return self.context * self.kv_token
 
     @property
     def most_kv(self) -> int:
+        """Maximum bytes of K and V; more would never be used."""
         return self.most_tokens * self.kv_token
 
 
@@ -97,7 +98,8 @@ class MemoryPlan:
 def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan | None:
     """The plan for a checked folder's model on the devices of this machine.
 
-    None if the operator has planned the devices, or if config.json has an unusual form.
+    None if the settings assign memory or layers to devices (`max_memory`, or `device_map` as a mapping), or if
+    config.json has an unusual form.
 
     Raises:
         ModelError: the model does not fit.
@@ -111,7 +113,7 @@ def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan |
     try:
         demand = demand_of(name, json.loads((folder / "config.json").read_text()), sizes, weights, settings)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        # The form is unusual, but transformers may know it, so only what is certain is compared.
+        # The form is unusual, but transformers may support it. So this only checks weights, K and V in total.
         needed = weights + (0 if kv is None else kv)
         remedy = "lower kv_cache_memory, or choose a smaller model"
         placement.require_memory(needed, f"{name} with its K and V", remedy, sum(free for _, free in found))
@@ -127,12 +129,12 @@ def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettin
     """
     if chosen is None:
         if settings.kv_cache_memory == "auto":
-            raise ModelError("kv_cache_memory auto needs a device_map without max_memory: write a size, as 16GiB.")
+            raise ModelError("kv_cache_memory auto needs a device_map without max_memory: write a size, such as 16GiB.")
         return settings
     changes: dict[str, Any] = {"kv_cache_memory": chosen.kv}
     if len(chosen.parts) > 1:  # accelerate would fill the first devices and leave no room for K and V
         limits = [part.device.usable - part.kv - part.step for part in chosen.parts]
-        limits[0] += chosen.demand.largest  # accelerate reserves this for offloaded weights, and there are none
+        limits[0] += chosen.demand.largest  # accelerate reserves this for offloaded weights; here, there are none
         changes["max_memory"] = dict(enumerate(limits))
     return settings.model_copy(update=changes)
 
@@ -140,7 +142,7 @@ def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettin
 def demand_of(
     name: str, config: Mapping[str, Any], sizes: Mapping[str, int], weights: int, settings: EngineSettings
 ) -> Demand:
-    """The demand from config.json, the number of elements of each tensor by name, and the weights' bytes as loaded.
+    """The demand. `sizes` has the number of elements of each tensor by name; `weights` is their bytes when loaded.
 
     Raises:
         KeyError: the configuration has no layers or heads.
@@ -175,32 +177,32 @@ def demand_of(
 
 
 def plan(demand: Demand, devices: Sequence[Device], kv: int | None) -> MemoryPlan:
-    """The layers and bytes of each device, with `kv` bytes of K and V; None: the most that fits and is useful.
+    """The layers and bytes of each device. K and V get `kv` bytes; with None, as many as fit and can be used.
 
     Raises:
         ModelError: it does not fit; the message has the numbers and the smallest change that makes it fit.
     """
     wanted = kv
     if wanted is None:
-        least, most = demand.least_kv, demand.most_kv
-        if _fits(demand, devices, least):
-            while most - least > demand.kv_token:  # to a token
-                middle = (least + most) // 2
-                least, most = (middle, most) if _fits(demand, devices, middle) else (least, middle)
-        wanted = most if _fits(demand, devices, most) else least
-    counts = _cut(demand, devices, wanted)
+        low, high = demand.least_kv, demand.most_kv
+        if _fits(demand, devices, low):
+            while high - low > demand.kv_token:  # precise to one token
+                middle = (low + high) // 2
+                low, high = (middle, high) if _fits(demand, devices, middle) else (low, middle)
+        wanted = high if _fits(demand, devices, high) else low
+    counts = _layer_counts(demand, devices, wanted)
     if counts is None:
         raise ModelError(_refusal(demand, devices, wanted))
     return MemoryPlan(demand, wanted, tuple(_parts(demand, devices, wanted, counts)))
 
 
 def _fits(demand: Demand, devices: Sequence[Device], kv: int) -> bool:
-    return _cut(demand, devices, kv) is not None
+    return _layer_counts(demand, devices, kv) is not None
 
 
-def _cut(demand: Demand, devices: Sequence[Device], kv: int) -> list[int] | None:
-    """The number of layers of each device, as even as the memory allows; None if there is too little."""
-    around = demand.weights - demand.layers * demand.layer  # embedding, norm, head: at both ends
+def _layer_counts(demand: Demand, devices: Sequence[Device], kv: int) -> list[int] | None:
+    """The number of layers of each device, as even as the memory allows; None if there is too little memory."""
+    around = demand.weights - demand.layers * demand.layer  # embedding, norm and head, on the first and last device
     share = demand.layer + kv / demand.layers
     room = []
     for index, device in enumerate(devices):
@@ -261,7 +263,7 @@ def _remedy(demand: Demand, devices: Sequence[Device], kv: int) -> str:
 
 
 def _halved(demand: Demand) -> Demand:
-    """The same demand as bfloat16."""
+    """The demand of the same model in bfloat16 instead of float32."""
     return replace(
         demand,
         dtype="bfloat16",
@@ -274,7 +276,7 @@ def _halved(demand: Demand) -> Demand:
 
 
 def is_in_layer(tensor: str) -> bool:
-    """Whether a tensor's name has a layer's number, as model.layers.3.mlp.up_proj.weight."""
+    """Whether a tensor's name contains a layer's number, as in model.layers.3.mlp.up_proj.weight."""
     return any(part.isdecimal() for part in tensor.split("."))
 
 

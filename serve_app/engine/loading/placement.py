@@ -1,4 +1,4 @@
-"""Checks which devices `device_map` may name, whether the model fits on them, and where it computes."""
+"""Checks the devices in the settings, measures their free memory, and finds the device of a placed model's input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_devices(settings: EngineSettings) -> None:
         if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, even the named parts
             raise ModelError(
                 "device_map contains '' (the whole model) and parts of it: name every part instead, "
-                "as model.embed_tokens, model.layers.0, model.norm, lm_head."
+                "such as model.embed_tokens, model.layers.0, model.norm, lm_head."
             )
         for device in wanted.values():
             if device != "disk":
@@ -42,27 +42,27 @@ def check_devices(settings: EngineSettings) -> None:
 
 
 def check_gpus(settings: EngineSettings, asked: float) -> None:
-    """Check that a process that was given `asked` GPUs has one and uses it.
+    """Check that a process with `asked` GPUs (`num_gpus`) can use them and does not compute on the CPU instead.
 
     Raises:
-        ModelError: the settings name no GPU, or torch finds none: the model would run on the CPU.
+        ModelError: the settings name no GPU, or torch finds none.
     """
     wanted = settings.device_map
     devices = [wanted] if isinstance(wanted, str) else wanted.values()
     if asked > 0 and all(device in ("cpu", "disk") for device in devices):
         raise ModelError(
-            f"The replica has {asked:g} GPU (num_gpus), and device_map {wanted!r} computes on the CPU: set device_map "
+            f"The replica has {asked:g} GPU (num_gpus), but device_map {wanted!r} computes on the CPU: set device_map "
             "to auto or cuda:0 and dtype to bfloat16, or set num_gpus to 0."
         )
     if asked > 0 and wanted in _SPREAD and not torch.cuda.is_available():
         raise ModelError(
-            f"The replica has {asked:g} GPU (num_gpus), and torch finds no CUDA device: check the driver and "
+            f"The replica has {asked:g} GPU (num_gpus), but torch finds no CUDA device: check the driver and "
             "CUDA_VISIBLE_DEVICES, or set device_map to cpu and num_gpus to 0 to compute on the CPU."
         )
 
 
 def single_device(settings: EngineSettings) -> torch.device:
-    """The single device of int8 weights, the CPU; `auto` and similar mean the CPU on a machine without CUDA devices.
+    """The device for int8 weights, which must be the CPU. Without CUDA devices, `auto` and similar mean the CPU.
 
     Raises:
         ModelError: the settings name several devices, or a GPU.
@@ -76,9 +76,7 @@ def single_device(settings: EngineSettings) -> torch.device:
     elif isinstance(wanted, dict) and list(wanted) == [""] and wanted[""] != "disk":
         device = torch.device(wanted[""])
     if device is None or device.type != "cpu":
-        raise ModelError(
-            f"dtype int8 places a model on one device, the CPU, and device_map is {wanted!r}: {INT8_REMEDY}."
-        )
+        raise ModelError(f"dtype int8 places the whole model on the CPU, but device_map is {wanted!r}: {INT8_REMEDY}.")
     return device
 
 
@@ -103,16 +101,16 @@ def offloaded_bytes(model: Any, settings: EngineSettings) -> int:
     """Size of a placed model's weights that are copied to their device in each step, in bytes.
 
     Raises:
-        ModelError: some weights have no place.
+        ModelError: some weights are neither on a device nor offloaded.
     """
     total = 0
     for name, module in model.named_modules():
-        away = [parameter for parameter in module.parameters(recurse=False) if parameter.is_meta]
-        total += sum(parameter.nbytes for parameter in away)
-        if away and not any(getattr(hook, "offload", False) for hook in _hooks(module)):
+        offloaded = [parameter for parameter in module.parameters(recurse=False) if parameter.is_meta]
+        total += sum(parameter.nbytes for parameter in offloaded)
+        if offloaded and not any(getattr(hook, "offload", False) for hook in _hooks(module)):
             raise ModelError(
-                f"The weights of {name or 'the model'} have no place on the devices of {settings.device_map!r}: "
-                "use more or larger ones."
+                f"The weights of {name or 'the model'} do not fit on the devices of {settings.device_map!r}: "
+                "use more or larger devices."
             )
     return total
 
@@ -138,7 +136,7 @@ def _check_device(wanted: int | str) -> None:
     except RuntimeError as error:
         raise ModelError(
             f"device_map or max_memory contains {wanted!r}, which is not a device: "
-            f"use cpu, cuda:0 or disk, or for all layers {', '.join(_SPREAD)}."
+            f"use cpu, cuda:0 or disk; or, for the whole model, {', '.join(_SPREAD)}."
         ) from error
     if device.type == "cpu":
         return
@@ -152,10 +150,10 @@ def _check_device(wanted: int | str) -> None:
 
 
 def weight_bytes(sizes: Mapping[str, int], dtype: str) -> int:
-    """Bytes of a model's weights once loaded as `dtype`; `sizes` holds the number of elements by name.
+    """Bytes of a model's weights when loaded as `dtype`. `sizes` has the number of elements of each tensor by name.
 
-    With `int8`, matrices have a byte per weight. The embedding is float32, and if it is also the output matrix, it has
-    an additional int8 copy.
+    With `int8`, matrices have a byte per weight. The embedding is float32; if it is also the output matrix, there is an
+    additional int8 copy.
     """
     if dtype != "int8":
         return sum(sizes.values()) * _ITEM[dtype]
@@ -165,7 +163,7 @@ def weight_bytes(sizes: Mapping[str, int], dtype: str) -> int:
 
 
 def devices_of(settings: EngineSettings) -> list[tuple[str, int]] | None:
-    """Names and free bytes of the devices that the settings choose; None if the operator has planned them."""
+    """Names and free bytes of the chosen devices; None if the settings assign memory or layers to devices."""
     wanted = settings.device_map
     if not isinstance(wanted, str) or settings.max_memory is not None:
         return None
@@ -196,7 +194,7 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        # Cached files count as used but can be dropped, as in Kubernetes' measure of a working set.
+        # Cached files count as used but can be dropped; Kubernetes computes a working set in the same way.
         return min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
     except (OSError, ValueError):  # no cgroup v2, or no limit
         return free

@@ -115,9 +115,10 @@ def only_one(path: Path, say: Say, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_folder(parent: Path) -> Iterator[Path]:
-    """A new folder below `parent` for this process, kept until the process ends; removed at exit if it is empty.
+    """A new folder below `parent` for this process. At the end of the context, it is removed if it is empty.
 
-    Folders of ended processes are removed: their locks are free.
+    Otherwise, the process keeps it locked until the process ends. First removes folders of ended processes, which are
+    not locked.
 
     Raises:
         OSError: it cannot be created.
@@ -171,7 +172,7 @@ def int8_slot(source: Source, cache: Path) -> Slot:
 def is_ready(settings: EngineSettings) -> bool:
     """Whether everything that `loader.prepare` makes is prepared.
 
-    Hub names count as ready, and so do paths without a model: the loader contacts the network and reports errors.
+    Hub names, and paths without a model, count as ready: only the loader contacts the network and reports errors.
     """
     path, cache = Path(settings.model).expanduser().absolute(), cache_dir(settings.cache_dir)
     try:

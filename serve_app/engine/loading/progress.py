@@ -26,7 +26,7 @@ class Progress:
         self._sent = 0  # percent in the last line
 
     def at(self, done: float, total: float | None = None) -> None:
-        """Record that `done` of the total, or of a new total, is done; the caller reports the end."""
+        """Record that `done` of the total is done. `total` replaces the total. Sends no line about the end."""
         if total is not None:
             self._total = max(total, 1e-9)
         now, percent = self._clock(), min(int(100 * done / self._total), 100)
@@ -40,8 +40,8 @@ class Progress:
 def quiet_transformers(say: Say | None = None, what: str = "") -> Iterator[None]:
     """Keep transformers' progress bars and warnings out of the output; errors still show.
 
-    With `say`, its loading bars become lines such as `what: 40 %`. A process may use only one at a time, since the
-    library's switches are global.
+    With `say`, its loading bars become lines such as `what: 40 %`. Only one thread of a process may use this at a time,
+    because the library's switches are global.
     """
     from transformers.utils import logging as library
 

@@ -1,7 +1,7 @@
-"""Computes the GPUs for a model and its users: memory with the engine's planner, speed with an estimate.
+"""Computes how many GPUs a model and its users need.
 
-Memory is counted. Speed is not measured: a step reads all weights that it uses, and the K and V of its sequences, at a
-share of the card's bandwidth. A measured figure in `replica_tokens_s` replaces the estimate.
+Memory comes from the engine's planner. Speed is an estimate: a step reads all weights that it uses, and the K and V of
+its sequences, at a share of the card's bandwidth. A measured figure in `replica_tokens_s` replaces the estimate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GPUS = (1, 2, 4, 8)  # common numbers of GPUs per replica
 @dataclass(frozen=True, slots=True)
 class Card:
     memory: int  # bytes
-    bandwidth: float  # bytes a second
+    bandwidth: float  # bytes per second
     name: str = ""
     computes_fp8: bool = False
 
@@ -103,10 +103,10 @@ class Wanted:
 class Size:
     plan: MemoryPlan  # per replica
     gpus: int  # per replica
-    sequences: int  # concurrent, of one replica
+    sequences: int  # maximum concurrent sequences of one replica
     replica_tokens_s: float
-    for_users: int  # replicas
-    for_tokens: int
+    for_users: int  # replicas needed for the concurrent users
+    for_tokens: int  # replicas needed for the tokens per second
 
     @property
     def replicas(self) -> int:
@@ -140,9 +140,9 @@ def _stored(config: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def tensor_sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the elements of each part, from config.json alone.
+    """Returns the number of elements of each layer and matrix, from config.json alone.
 
-    It covers decoders with gated feed-forward layers. Biases are left out.
+    Supports decoders with gated feed-forward layers. Biases are not counted.
 
     Raises:
         ValueError: a different model family.
@@ -171,9 +171,9 @@ def size(
     gpus: int | None = None,
     replica_tokens_s: float | None = None,
 ) -> Size:
-    """Sizes a service. `gpus` are of one replica; None: the number that needs the fewest GPUs in total.
+    """Sizes a service. `gpus` is the number per replica; None chooses the number that needs the fewest GPUs in total.
 
-    `dtype` is for the native engine. vLLM takes the type of the files.
+    `dtype` is for the native engine. vLLM uses the type of the files.
 
     Raises:
         ModelError: the model does not fit; the message has the smallest change that makes it fit.
@@ -182,7 +182,7 @@ def size(
     running = min(wanted.users, wanted.most_running)
     longest = int(config.get("max_position_embeddings") or wanted.context)
     if wanted.context > longest:
-        raise ModelError(f"{label} has a context of {longest} tokens: lower the context to that.")
+        raise ModelError(f"{label} has a maximum context of {longest} tokens: lower the context.")
     plan_of = _plan_of_vllm if engine == "vllm" else _plan_of_native
     fitting, refusal = [], None
     for count in GPUS if gpus is None else (gpus,):
@@ -236,7 +236,9 @@ def _plan_of_vllm(
     dtype: str,
 ) -> MemoryPlan:
     if not vllm_memory.can_divide(config, count):
-        raise ModelError(f"{label} can't be divided among {count} GPUs: its attention heads are no multiple of that.")
+        raise ModelError(
+            f"{label} can't be divided among {count} GPUs: its number of attention heads is not a multiple of {count}."
+        )
     demand = vllm_memory.demand_of(
         label,
         config,
@@ -281,8 +283,9 @@ def _tokens_s(
 ) -> float:
     """Estimates tokens per second of a replica.
 
-    A step gives each sequence a token. It reads the experts that its sequences choose, as if they all differed. The
-    GPUs of a tensor-parallel group read at the same time; those of the native engine read one after another.
+    A step produces a token for each sequence. It reads the experts that its sequences choose; the estimate assumes that
+    they choose different experts. The GPUs of a tensor-parallel group read at the same time, those of the native engine
+    one after another.
     """
     experts = _experts(config)
     chosen = min(experts, sequences * int(config.get("num_experts_per_tok") or experts))
@@ -304,13 +307,13 @@ def assumptions(found: Size, card: Card, *, engine: str = "vllm", measured: bool
     lines = [
         f"{usable * card.memory / GIB:.1f} GiB of the card's {card.memory / GIB:.1f} GiB are usable; weights, K and V "
         "are counted, activations estimated",
-        "every user has a sequence of the whole context; shorter ones leave room for more",
+        "every user has a sequence of the whole context; shorter sequences leave room for more users",
         speed,
-        "prompts are not in the estimate; time for them lowers the tokens per second",
+        "prompts are not in the estimate; the time that they take lowers the tokens per second",
     ]
     if found.gpus > 1 and engine == "native":
         lines.append(
-            "the layers are divided among a replica's GPUs (device_map: auto), which adds memory and no speed: use "
+            "the layers are divided among a replica's GPUs (device_map: auto), which adds memory but no speed: use "
             "--engine vllm"
         )
     elif found.gpus > 1:

@@ -16,14 +16,14 @@ from serve_app.engine.errors import ModelError
 from serve_app.engine.loading.checkpoint import Tensor
 from serve_app.engine.loading.memory_plan import CUDA_BYTES, Demand, Device, MemoryPlan, Part, is_in_layer
 
-UTILIZATION = 0.92  # share of a GPU's memory that vLLM uses; its default of gpu_memory_utilization
-FP8 = "fp8_per_tensor"  # vLLM's name of the quantization of a model's own weights, while they are loaded
+UTILIZATION = 0.92  # share of a GPU's memory that vLLM uses: its default for gpu_memory_utilization
+FP8 = "fp8_per_tensor"  # vLLM's name for quantizing a model's weights while they are loaded
 FP8_CAPABILITY = (8, 9)  # the first cards that compute in fp8
 GRAPHS_BYTES = 512 * 2**20  # CUDA graphs
 MIN_CONTEXT = 2048  # tokens; a shorter context is of little use
-BYTES_OF_4_BITS = 0.56  # per weight, with the scales of each group
+BYTES_OF_4_BITS = 0.56  # bytes of a 4-bit weight, including its share of the group's scales
 _ITEM = 2  # bytes of bfloat16 and float16
-_ACTIVATIONS, _LOGITS = 8, 3  # hidden-sized activations of a token, and copies of a step's logits in float32
+_ACTIVATIONS, _LOGITS = 8, 3  # activations of hidden size per token; copies of a step's logits in float32
 
 
 def step_tokens(memory: int, card: str = "") -> int:
@@ -34,7 +34,7 @@ def step_tokens(memory: int, card: str = "") -> int:
 
 
 def budget(total: int, free: int | None = None) -> int:
-    """Bytes of a GPU that vLLM may use; `free` is less than all if other programs use the card."""
+    """Bytes of a GPU that vLLM may use. `free` is the GPU's free memory, if it is known."""
     share = int(total * UTILIZATION)
     return share if free is None else min(share, free)
 
@@ -71,7 +71,7 @@ def demand_of(
     sequences: int = 256,
     step: int = 8192,
 ) -> Demand:
-    """The demand of one replica; `weights` in bytes, `step` in tokens. `Demand.step` is of each GPU.
+    """The demand of one replica; `weights` in bytes, `step` in tokens. `Demand.step` is in bytes per GPU.
 
     Raises:
         KeyError: the configuration has no layers or heads.
@@ -80,7 +80,7 @@ def demand_of(
     layers, heads, hidden = (int(text[key]) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     size = int(text.get("head_dim") or hidden // heads)
     kv_heads = int(text.get("num_key_value_heads") or heads)
-    # A GPU has at least one head of K and V: with more GPUs than heads, several hold the same.
+    # Each GPU has at least one head of K and V. With more GPUs than heads, several GPUs have the same head.
     values = 2 * size * max(1, -(-kv_heads // gpus)) * gpus
     if rank := text.get("kv_lora_rank"):  # DeepSeek: compressed, and the same on each GPU
         values = (int(rank) + int(text["qk_rope_head_dim"])) * gpus
@@ -103,7 +103,7 @@ def demand_of(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that makes a model fit: its text, and the launcher's variable with its value if there is one."""
+    """A change that makes a model fit: its text, and the launcher's variable with the new value, if there is one."""
 
     text: str
     variable: str = ""
@@ -122,7 +122,7 @@ def changes(
     computes_fp8: bool,
     most_gpus: int = 8,
 ) -> list[Change]:
-    """The changes of which each alone makes the model fit, the smallest first. `budget` is of each GPU, in bytes."""
+    """The changes that each make the model fit, the smallest first. `budget` is per GPU, in bytes."""
 
     def fits(weights: int, context: int = context, gpus: int = gpus) -> bool:
         demand = demand_of(name, config, weights, context=context, gpus=gpus, sequences=sequences, step=step)
@@ -164,7 +164,7 @@ def plan(demand: Demand, devices: Sequence[Device]) -> MemoryPlan:
         needed = each + demand.least_kv // len(devices)
         raise ModelError(
             f"Too little memory for {demand.name} on {len(devices)} GPU{'s' * (len(devices) > 1)}: vLLM may use "
-            f"{min(device.free for device in devices) / GIB:.1f} GiB of each, about {needed / GIB:.1f} GiB are needed "
+            f"{min(device.free for device in devices) / GIB:.1f} GiB of each, but needs about {needed / GIB:.1f} GiB "
             f"({demand.weights / len(devices) / GIB:.1f} GiB for weights, "
             f"{demand.least_kv / len(devices) / GIB:.1f} GiB for K and V of {demand.context:,} tokens, "
             f"{demand.step / GIB:.1f} GiB for activations and CUDA)"

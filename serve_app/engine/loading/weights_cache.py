@@ -1,7 +1,7 @@
 """Stores int8 weights in a file: quantized once, then mapped into memory by every replica on the machine.
 
-The file is safetensors, so nothing in it can run. Its metadata holds the format's version, the identity of the model's
-files and a CRC-32 of each tensor. It is renamed into place when complete. Replicas that map it share its pages.
+The file is safetensors, so reading it cannot run code. Its metadata holds the format's version, the identity of the
+model's files and a CRC-32 of each tensor. It is renamed into place when complete. Replicas that map it share its pages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def load_or_build(
                 "set cache_dir to a folder that can be written"
             )
             return to_device(build(), device)
-        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # left by a killed process: we hold the lock
+        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # from a killed process: this one holds the lock
             left_over.unlink(missing_ok=True)
         if slot.path.is_file():  # written by another process in the meantime, or still unusable
             with contextlib.suppress(Unusable):
@@ -70,11 +70,11 @@ def load_or_build(
             return to_device(weights, device)
         for path in slot.outdated():
             path.unlink(missing_ok=True)
-        del weights  # mapped from the file instead, so that processes share the pages
+        del weights  # replaced by the mapped file, so that processes share the pages
         total = sum(path.stat().st_size for path in slot.folder.rglob("*") if path.is_file())
         say(
             f"Int8 weights are ready in {slot.path} ({slot.path.stat().st_size / GIB:.2f} GiB; "
-            f"{total / GIB:.2f} GiB in all in that folder)"
+            f"{total / GIB:.2f} GiB in total in that folder)"
         )
         try:
             return read(slot, shape, device, say)
@@ -146,10 +146,10 @@ def to_device(weights: LlamaWeights, device: torch.device) -> LlamaWeights:
 
 
 def _named(weights: LlamaWeights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with its name in the file; tensors that are not int8 are float32, the type that runners compute in.
+    """Every tensor with its name in the file. Tensors that are not int8 are float32, the type that runners compute in.
 
-    So the embedding needs more disk space than in a half-precision checkpoint, but no extra memory: replicas share its
-    pages, and only rows of tokens that occur are read again.
+    So the embedding needs more disk space than in a half-precision checkpoint. It needs no extra memory, because
+    replicas share its pages and only read the rows of tokens that occur.
     """
     yield "embedding", weights.embedding.float().contiguous()
     yield "final_norm", weights.final_norm.float()

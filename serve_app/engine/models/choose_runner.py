@@ -31,7 +31,7 @@ def create_runner(
 ) -> TransformersRunner | TorchRunner | NativeRunner:
     """The fastest runner that fits the model and the settings.
 
-    `weights` are the decoder's weights if the loader has prepared them; the model then needs none. Otherwise a
+    `weights` are the decoder's weights if the loader has prepared them; the model then needs no weights. Otherwise, a
     llama-like model's weights are extracted, and the model can no longer be called.
 
     Raises:

@@ -57,7 +57,9 @@ class KVCache:
         try:
             return cls(layers, num_blocks, size)
         except (RuntimeError, MemoryError) as error:
-            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_bytes:,} bytes: lower it.") from error
+            raise ModelError(
+                f"No memory for a KV cache of {settings.kv_cache_bytes:,} bytes: lower kv_cache_memory."
+            ) from error
 
     def clear(self, blocks: Sequence[int]) -> None:
         for tensors in self.layers.values():
@@ -81,9 +83,9 @@ def blocks_within(settings: EngineSettings, block_bytes: int, max_context: int) 
 
 
 def _zeros(size: tuple[int, ...], shape: LayerShape) -> torch.Tensor:
-    """Tensor of zeros: attention multiplies masked values by 0, and uninitialised memory may hold NaN.
+    """Tensor of zeros, because attention multiplies masked values by 0, and uninitialised memory may hold NaN.
 
-    On the CPU the zeros come from numpy, as pages that the system fills on first use. So a cache of 2 GiB takes no time
+    On the CPU, the zeros come from numpy: the system fills its pages on first use. So a cache of 2 GiB takes no time
     and no memory until it is used.
     """
     if shape.device.type != "cpu":

@@ -76,7 +76,7 @@ def why_not(model: Any) -> str | None:
         attention, mlp = layer.self_attn, layer.mlp
         feed_forward = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, *feed_forward):
-            if type(linear) is not nn.Linear:  # quantized or adapted by another library, so more than its weight
+            if type(linear) is not nn.Linear:  # another library has quantized or adapted it
                 return f"its matrices are of type {type(linear).__name__}"
         if any(linear.bias is not None for linear in feed_forward):
             return "biases in the feed-forward part are not fused"
@@ -90,7 +90,7 @@ def why_not(model: Any) -> str | None:
 
 
 def _is_offloaded(module: nn.Module) -> bool:
-    """Whether accelerate copies this module's weights in for each call (`AlignDevicesHook`, alone or in a chain)."""
+    """Whether accelerate loads this module's weights for each call (`AlignDevicesHook`, alone or in a chain)."""
     hook = getattr(module, "_hf_hook", None)
     return any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ())))
 

@@ -1,7 +1,7 @@
-"""Paged attention: packs a step's tokens, computes their attention, and registers with transformers.
+"""Paged attention in torch: packs a step's tokens into one row and computes their attention.
 
-All tokens of a step are packed into one row. Transformers' code calls `paged_attention` in every layer. The step
-object, passed to the forward call as the argument `paged`, knows the sequence of each token.
+The step object knows the sequence of each token. Models that run in transformers' code receive it as the argument
+`paged` of the forward call, and call `paged_attention` in every layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from serve_app.engine.scheduling.sequence import Chunk
 
 NAME = "serve_app_paged"
 
-# Sequences are attended together while padding to the longest costs less than this factor of the work.
+# Sequences are decoded together if the longest has at most _PADDING times the length of the shortest, or at most
+# _PADDING_TOKENS more tokens.
 _PADDING = 1.5
 _PADDING_TOKENS = 64
 
@@ -58,7 +59,7 @@ class Scores:
     """Parameters that turn products of queries and keys into a layer's attention weights."""
 
     scale: float
-    window: int | None = None  # tokens that each token sees, including itself; None: all tokens before it
+    window: int | None = None  # number of tokens that each token sees, including itself; None for all before it
     cap: float | None = None  # Gemma 2: limit that the scores approach but never exceed
     sinks: torch.Tensor | None = None  # GPT-OSS, (heads,): the score of one additional token without a value
 
@@ -233,7 +234,7 @@ class PagedStep:
 
 
 def group_lengths(lengths: list[int]) -> list[list[int]]:
-    """Split ascending lengths into runs whose padding to the longest length stays within bounds."""
+    """Split ascending lengths into runs, so that padding each run to its longest length stays within limits."""
     groups: list[list[int]] = []
     for length in lengths:
         if groups and length <= max(groups[-1][0] * _PADDING, groups[-1][0] + _PADDING_TOKENS):
@@ -246,7 +247,7 @@ def group_lengths(lengths: list[int]) -> list[list[int]]:
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Attend the last T tokens of a sequence, (T, heads, size), over all of it, (length, K/V heads, size).
 
-    Needs no mask in memory where the device has a kernel for it; on the CPU only if T = length.
+    Creates no mask if the device has a suitable kernel. The CPU has one only for T = length.
     """
     q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
     if len(query) == len(key):

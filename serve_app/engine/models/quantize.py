@@ -2,7 +2,7 @@
 
 Both are symmetric in -127 .. 127, and a group's products are added exactly in 32 bits. So nothing saturates on any
 processor, and a result does not depend on the rest of the batch. A single scale for all of a token's activations loses
-three times as much quality, because a few large activations flatten the rest (figures in docs/benchmarks.md).
+three times as much quality, because a few large activations leave few levels for the rest (see docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def quantize_rows(matrix: torch.Tensor) -> Int8Weight:
 
 
 def linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
-    """Multiply `x` (rows, in) by the matrix, with `x` rounded to int8: the native kernel in pure torch.
+    """Multiply `x` (rows, in) by the matrix, with `x` rounded to int8, like the native kernel but in torch.
 
     The float32 product of rounded values equals integer arithmetic up to float32's rounding.
     """

@@ -4,12 +4,12 @@ Transformers' `dynamic` rope depends on the longest sequence of a batch. Here ev
 the model's context it keeps the model's frequencies, bit for bit. Beyond that, it uses the dynamic-NTK base (bloc97,
 2023; `_compute_dynamic_ntk_parameters` in transformers) for its class's upper bound, with a factor of 1.
 
-On the bundled model the perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2, and 10 %
-lower than with a factor of 4. On repetitive text at 14,000 tokens the perplexity is 2, compared with 351 for the
+On the bundled model, the perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2, and 10 %
+lower than with a factor of 4. On repetitive text at 14,000 tokens, the perplexity is 2, compared with 351 for the
 model's frequencies. Contexts beyond 16,384 tokens have not been measured.
 
-Models with longrope (Phi-3 and 4) bring two sets of frequencies, for sequences within their pretraining context and for
-longer ones: two classes.
+Models with longrope (Phi-3 and 4) have two sets of frequencies and therefore two classes: sequences within their
+pretraining context, and longer ones.
 
 The class depends only on the length, so neither batching nor preemption changes a result. A sequence that outgrows its
 class while decoding is recomputed in the next class (the scheduler preempts it).
@@ -88,10 +88,10 @@ class RopePlan:
 
 
 def plan(model: nn.Module, max_context: int) -> RopePlan:
-    """Decide the length classes of a model that has its own rotary module.
+    """Decide the length classes of a model.
 
     Plain rope is extended, and longrope is used up to the model's maximum context. A model with another kind of rope
-    keeps its own context. So the last bound may be below `max_context`.
+    keeps its own context, so the last bound may be below `max_context`.
     """
     config: Any = model.config
     trained = own_context(config)
@@ -101,11 +101,11 @@ def plan(model: nn.Module, max_context: int) -> RopePlan:
     parameters = getattr(config, "rope_parameters", None) or {}
     original = getattr(inner, "inv_freq", None)
     if parameters.get("rope_type") == "longrope" and isinstance(original, torch.Tensor):
-        most = min(max_context, int(config.max_position_embeddings))
-        if most > trained:
+        longest = min(max_context, int(config.max_position_embeddings))
+        if longest > trained:
             longrope = ROPE_INIT_FUNCTIONS["longrope"]
-            both = (longrope(config, original.device, seq_len=length)[0] for length in (trained, most))
-            return RopePlan((trained, most), name, tuple(both))
+            both = (longrope(config, original.device, seq_len=length)[0] for length in (trained, longest))
+            return RopePlan((trained, longest), name, tuple(both))
     if parameters.get("rope_type") != "default" or not isinstance(original, torch.Tensor):
         logger.warning("The model's rope can't be extended: its context stays at %d tokens.", trained)
         return RopePlan((trained,), name)
@@ -180,7 +180,7 @@ class RopeTable:
         return 2 * self.cos.shape[1]
 
     def row(self, length_class: int, position: int) -> int:
-        """The row of a position in a length class; its last row beyond its end, where no draft token is kept."""
+        """The row of a position in a length class. Draft tokens beyond the end of the class get its last row."""
         return self._first_rows[length_class] + min(position, self._lengths[length_class] - 1)
 
 

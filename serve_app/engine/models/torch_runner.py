@@ -74,7 +74,7 @@ class TorchRunner:
         """Logits (n, vocabulary) of the rows in `keep` (n,), in the type of activations; None keeps all rows.
 
         `ids` (T,) and `rope_rows` (T,), the rows of the rope table, are on the embedding's device, and so is `keep`.
-        After the last layer's attention only the kept rows are computed.
+        After the last layer's attention, only the rows in `keep` are computed.
         """
         weights = self._weights
         cos, sin = self._cos.index_select(0, rope_rows), self._sin.index_select(0, rope_rows)

@@ -61,7 +61,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _probe(self) -> dict[int, Any]:
-        """Run two tokens through the model to learn what each layer stores, and whether its code works here."""
+        """Run two tokens through the model to learn what each layer stores, and whether the engine can run it."""
         step = ProbeStep()
         try:
             self._forward([0, 0], [0, 1], [1], step)
@@ -80,4 +80,4 @@ def _check_supported(model: Any) -> None:
             f"Layers of type {', '.join(sorted(kinds))} are not supported: choose an attention-only model."
         )
     if not getattr(model, "_supports_attention_backend", False):
-        raise ModelError(f"The code of model type {config.model_type} does not take another attention: not supported.")
+        raise ModelError(f"Models of type {config.model_type} are not supported: their attention can't be replaced.")

@@ -2,9 +2,9 @@
 
 A row is divided into blocks. The drawn token is the token at which the cumulative weight passes a random number, first
 over the blocks and then within one block. Top-p and min-p are checked only after a token was drawn, because the check
-needs the weight of all likelier tokens, which lie in few blocks. A rejected token is excluded together with all tokens
-that are no likelier, and the row draws again from the rest. Each draw is weighted and from a set that contains all
-admissible tokens. The first admissible token therefore has exactly the distribution of the admissible tokens.
+only needs the weight of the more likely tokens, which are in few blocks. A rejected token is excluded together with all
+tokens that are not more likely, and the row draws again from the rest. Each draw is weighted and from a set that
+contains all admissible tokens. The first admissible token therefore has exactly the distribution of these tokens.
 
 No result of a row depends on the other rows, not even through rounding.
 """
@@ -27,7 +27,7 @@ BLOCK = 128  # tokens
 _BELOW_ONE = 1 - 1e-12  # keeps a target below its sum under any rounding
 _MIN_EXPONENT = -80.0
 MIN_WEIGHT = 1e-34  # above exp(-80); smaller weights, in any vocabulary, do not change a double's sum near 1
-_MIN_TEMPERATURE = 1e-5  # below this the division would overflow; the distribution is a single token there
+_MIN_TEMPERATURE = 1e-5  # below this, the division would overflow; the most likely token then has all the weight
 
 
 class Native(Protocol):
@@ -37,15 +37,15 @@ class Native(Protocol):
         """Draw from each row of contiguous float32 `blocks` (rows, blocks, `BLOCK`) by its random number in [0, 1).
 
         Logits are replaced by weights, exp((logit - maximum) * steepness); weights up to `MIN_WEIGHT` become 0. Rows
-        with a steepness of 0 stay unchanged, and their token is the first of the likeliest.
+        with a steepness of 0 stay unchanged; their token is the first of the most likely tokens.
         """
 
 
 class FirstDraw(NamedTuple):
     """The first draw of each row, and the maximum and sum of the weights in each block.
 
-    `tokens` (rows,) holds a token, `INVALID` or `DEAD_END`; `drawn` (rows,) holds its weight. `peaks` and `sums` are
-    (rows, blocks). A row without weights has its largest logit as maximum and no sum.
+    `tokens` (rows,) holds a token, `INVALID` or `DEAD_END`; `drawn` (rows,) holds its weight. `peaks` (maxima) and
+    `sums` are (rows, blocks). In a row that has logits instead of weights, `peaks` are of logits, and `sums` are 0.
     """
 
     tokens: torch.Tensor
@@ -68,30 +68,30 @@ def choose(
     """
     blocks = as_blocks(logits)
     if native is not None:
-        usual, peaks = _choose_natively(blocks, params, uniform, native)
-        return _choose_rest(blocks, peaks, params, uniform, usual, [p.top_k > 0 for p in params])
+        tokens, peaks = _choose_natively(blocks, params, uniform, native)
+        return _choose_rest(blocks, peaks, params, uniform, tokens, [p.top_k > 0 for p in params])
     peaks = blocks.amax(-1)
     best, block = peaks.max(-1)
-    fine = blocks[torch.arange(len(blocks), device=logits.device), block]
-    likeliest = block * BLOCK + fine.argmax(-1)
-    usual = torch.where(best == -torch.inf, DEAD_END, torch.where(best.isfinite(), likeliest, INVALID)).tolist()
-    return _choose_rest(blocks, peaks, params, uniform, usual, [True] * len(params))
+    best_blocks = blocks[torch.arange(len(blocks), device=logits.device), block]
+    likeliest = block * BLOCK + best_blocks.argmax(-1)
+    tokens = torch.where(best == -torch.inf, DEAD_END, torch.where(best.isfinite(), likeliest, INVALID)).tolist()
+    return _choose_rest(blocks, peaks, params, uniform, tokens, [True] * len(params))
 
 
 def _choose_natively(
     blocks: torch.Tensor, params: Sequence[SamplingParams], uniform: Callable[[int, int], float], native: Native
 ) -> tuple[list[int], torch.Tensor]:
-    """The tokens of rows without top-k, the likeliest tokens of rows with top-k, and the peaks."""
+    """A token per row, and the peaks of the blocks. Rows with top-k get their most likely token."""
     drawing = [p.temperature > 0 and p.top_k <= 0 for p in params]
     steepness = [s if draws else 0.0 for s, draws in zip(sharpness(params), drawing, strict=True)]
     numbers = [uniform(row, 0) if draws else 0.0 for row, draws in enumerate(drawing)]
     first = native.draw(blocks, steepness, numbers)
-    usual = first.tokens.tolist()
-    picky = [i for i, p in enumerate(params) if drawing[i] and usual[i] >= 0 and (p.top_p < 1 or p.min_p > 0)]
-    if picky:
-        _redraw(blocks, first.sums, first.peaks, first.tokens, first.drawn[:, None], params, picky, uniform)
-        usual = first.tokens.tolist()
-    return usual, first.peaks
+    tokens = first.tokens.tolist()
+    filtered = [i for i, p in enumerate(params) if drawing[i] and tokens[i] >= 0 and (p.top_p < 1 or p.min_p > 0)]
+    if filtered:
+        _redraw(blocks, first.sums, first.peaks, first.tokens, first.drawn[:, None], params, filtered, uniform)
+        tokens = first.tokens.tolist()
+    return tokens, first.peaks
 
 
 def _choose_rest(
@@ -99,28 +99,27 @@ def _choose_rest(
     peaks: torch.Tensor,
     params: Sequence[SamplingParams],
     uniform: Callable[[int, int], float],
-    usual: list[int],
-    open_: list[bool],
+    tokens: list[int],
+    undrawn: list[bool],
 ) -> list[int]:
-    """`usual`, with a token drawn for each row that is `open_` and not greedy."""
+    """Replaces the entry of `tokens` for each `undrawn` row that is not greedy by a drawn token. Returns `tokens`."""
     groups: dict[int, list[int]] = {}
-    for row, (p, token) in enumerate(zip(params, usual, strict=True)):
-        if open_[row] and p.temperature > 0 and token >= 0:
+    for row, (p, token) in enumerate(zip(params, tokens, strict=True)):
+        if undrawn[row] and p.temperature > 0 and token >= 0:
             groups.setdefault(_bucket(p.top_k, peaks.shape[1]), []).append(row)
     for bucket, rows in groups.items():
-        whole = len(rows) == len(usual)
-        part, part_peaks = (blocks, peaks) if whole else (blocks[rows], peaks[rows])
+        part, part_peaks = (blocks, peaks) if len(rows) == len(tokens) else (blocks[rows], peaks[rows])
         chosen = [params[row] for row in rows]
-        names = None
+        numbers = None
         if bucket:
-            part, part_peaks, names = _top_k(part, part_peaks, [p.top_k for p in chosen], bucket)
+            part, part_peaks, numbers = _top_k(part, part_peaks, [p.top_k for p in chosen], bucket)
         weights, weight_peaks = _weigh(part, part_peaks, chosen)
-        tokens = _draw(weights, weight_peaks, chosen, lambda i, attempt, rows=rows: uniform(rows[i], attempt))  # type: ignore[misc]
-        if names is not None:
-            tokens = names.gather(1, (tokens // BLOCK)[:, None])[:, 0] * BLOCK + tokens % BLOCK
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            usual[row] = token
-    return usual
+        drawn = _draw(weights, weight_peaks, chosen, lambda i, attempt, rows=rows: uniform(rows[i], attempt))  # type: ignore[misc]
+        if numbers is not None:
+            drawn = numbers.gather(1, (drawn // BLOCK)[:, None])[:, 0] * BLOCK + drawn % BLOCK
+        for row, token in zip(rows, drawn.tolist(), strict=True):
+            tokens[row] = token
+    return tokens
 
 
 def as_blocks(logits: torch.Tensor) -> torch.Tensor:
@@ -133,16 +132,16 @@ def as_blocks(logits: torch.Tensor) -> torch.Tensor:
 def top_blocks(blocks: torch.Tensor, peaks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `count` blocks with the highest peaks, (rows, count, `BLOCK`), and their numbers, ascending.
 
-    They hold each row's `count` likeliest tokens.
+    These blocks contain each row's `count` most likely tokens.
     """
     numbers = peaks.topk(count, sorted=False).indices.sort().values
     return blocks[torch.arange(len(blocks), device=blocks.device)[:, None], numbers], numbers
 
 
 def _bucket(top_k: int, num_blocks: int) -> int:
-    """Number of blocks that hold the top k tokens; 0 if k does not limit.
+    """Number of blocks that contain the top k tokens; 0 if k does not limit the choice.
 
-    Depends only on the row: the k of neighbouring rows must not decide among equally likely tokens.
+    Depends only on the row, because other rows must not affect the choice among equally likely tokens.
     """
     if not 0 < top_k < num_blocks * BLOCK:
         return 0
@@ -152,20 +151,20 @@ def _bucket(top_k: int, num_blocks: int) -> int:
 def _top_k(
     blocks: torch.Tensor, peaks: torch.Tensor, top_k: list[int], bucket: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each row's blocks with its top k tokens, all others -inf; then the peaks and numbers of these blocks."""
+    """The blocks with each row's top k tokens, and the peaks and numbers of these blocks. Other tokens become -inf."""
     part, numbers = top_blocks(blocks, peaks, bucket)
-    most = min(max(top_k), part.shape[1] * BLOCK)
-    k = torch.tensor(top_k, device=blocks.device)[:, None].clamp_(max=most)
-    least = part.flatten(1).topk(most).values.gather(1, k - 1)
-    return part.masked_fill_(part < least[..., None], -torch.inf), peaks.gather(1, numbers), numbers
+    largest_k = min(max(top_k), part.shape[1] * BLOCK)
+    k = torch.tensor(top_k, device=blocks.device)[:, None].clamp_(max=largest_k)
+    lowest = part.flatten(1).topk(largest_k).values.gather(1, k - 1)
+    return part.masked_fill_(part < lowest[..., None], -torch.inf), peaks.gather(1, numbers), numbers
 
 
 def _weigh(
     blocks: torch.Tensor, peaks: torch.Tensor, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace logits by exp(logit / temperature) in place; return these weights and those of the peaks.
+    """Replace logits by exp((logit - maximum) / temperature) in place; return these weights and those of the peaks.
 
-    The likeliest token has weight 1. Weights up to `MIN_WEIGHT` become 0.
+    The most likely token has weight 1. Weights up to `MIN_WEIGHT` become 0.
     """
     steepness = _column(sharpness(params), blocks)
     best = peaks.amax(-1, keepdim=True)
@@ -191,9 +190,9 @@ def _draw(
     rows = torch.arange(len(weights), device=weights.device)
     floor = _column([-1.0] * len(weights), weights)
     tokens, drawn = _invert(weights, rows, sums, floor, [uniform(i, 0) for i in range(len(weights))])
-    picky = [i for i, p in enumerate(params) if p.top_p < 1 or p.min_p > 0]
-    if picky:
-        _redraw(weights, sums, peaks, tokens, drawn, params, picky, uniform)
+    filtered = [i for i, p in enumerate(params) if p.top_p < 1 or p.min_p > 0]
+    if filtered:
+        _redraw(weights, sums, peaks, tokens, drawn, params, filtered, uniform)
     return tokens
 
 
@@ -204,18 +203,18 @@ def _redraw(
     tokens: torch.Tensor,
     drawn: torch.Tensor,
     params: Sequence[SamplingParams],
-    picky: list[int],
+    filtered: list[int],
     uniform: Callable[[int, int], float],
 ) -> None:
-    """Draw again for the rows in `picky` until every token is within top-p and min-p; changes `tokens` in place.
+    """Draw again for the rows in `filtered` until every token is within top-p and min-p; changes `tokens` in place.
 
     `drawn` (rows, 1) are the tokens' weights.
     """
-    rows = torch.tensor(picky, device=weights.device)
-    min_p = _column([params[i].min_p for i in picky], weights)
-    mass = _column([params[i].top_p if params[i].top_p < 1 else torch.inf for i in picky], weights).double()
+    rows = torch.tensor(filtered, device=weights.device)
+    min_p = _column([params[i].min_p for i in filtered], weights)
+    mass = _column([params[i].top_p if params[i].top_p < 1 else torch.inf for i in filtered], weights).double()
     mass = mass * sums[rows].double().sum(-1, keepdim=True)
-    drawn, live = drawn[rows], picky
+    drawn, live = drawn[rows], filtered
     for attempt in itertools.count(1):
         rejected, bound, above = check_drawn(weights, peaks, rows, drawn, min_p, mass)
         again = rejected.nonzero()[:, 0]
@@ -235,14 +234,14 @@ def check_drawn(
     min_p: torch.Tensor,
     mass: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Check the drawn tokens of `rows` against min-p and the nucleus (top-p, arXiv 1904.09751).
+    """Check the drawn tokens of `rows` against min-p and top-p (nucleus sampling, arXiv 1904.09751).
 
-    `drawn` (n, 1) are their weights. `mass` (n, 1) is p times the row's total weight, inf without top-p. Returns the
-    rejected rows (n,), a bound (n, 1) that the weight of every admissible token exceeds, and the weight above that
-    bound in each block (n, blocks).
+    `drawn` (n, 1) are the tokens' weights. `mass` (n, 1) is p times the row's total weight; inf without top-p. Returns
+    the rejected rows (n,); a bound (n, 1) that the weight of every other admissible token exceeds; and for each block,
+    the sum of the weights above that bound (n, blocks).
     """
-    least = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
-    bound = torch.where(drawn < min_p, least, drawn)
+    below_min_p = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
+    bound = torch.where(drawn < min_p, below_min_p, drawn)
     # A peak may be rounded differently from the same token's weight.
     hot = peaks[rows] > bound * (1 - 1e-6)
     above = torch.zeros(hot.shape, device=weights.device)
@@ -257,18 +256,18 @@ def check_drawn(
 def _invert(
     weights: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor, floor: torch.Tensor, uniform: list[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens (n,) at which the cumulative weight above `floor` passes the random numbers, and their weights (n, 1).
+    """The tokens (n,) of `rows` at which the cumulative weight passes the random numbers, and their weights (n, 1).
 
-    Covers the given `rows`; `sums` (n, blocks) is the weight above `floor` of each block. The search has two levels,
-    since a running sum over the whole vocabulary costs more than everything else.
+    Only weights above `floor` count; `sums` (n, blocks) has their sum per block. The search has two levels, because a
+    running sum over the whole vocabulary would take longer than everything else.
     """
     edges = sums.double().cumsum(-1)
     target = torch.tensor(uniform, dtype=torch.double, device=weights.device)[:, None] * edges[:, -1:] * _BELOW_ONE
     block = torch.searchsorted(edges, target, right=True)
     target = target - torch.where(block > 0, edges.gather(-1, (block - 1).clamp(min=0)), 0.0)
     part = weights[rows, block[:, 0]]
-    fine = part.mul(part > floor).double().cumsum(-1)
-    inside = torch.searchsorted(fine, torch.minimum(target, fine[:, -1:] * _BELOW_ONE), right=True)
+    within = part.mul(part > floor).double().cumsum(-1)
+    inside = torch.searchsorted(within, torch.minimum(target, within[:, -1:] * _BELOW_ONE), right=True)
     return (block * BLOCK + inside)[:, 0], part.gather(1, inside)
 
 

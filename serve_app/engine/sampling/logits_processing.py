@@ -1,6 +1,6 @@
 """Changes logits in place before a token is drawn: penalties, biases, bans and grammar masks.
 
-All except the masks are sparse: a step touches as many logits as the requests have tokens to penalise.
+All except the masks are sparse: a step only touches the logits of tokens that the requests penalise or bias.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from serve_app.contracts.generation import SamplingParams
 
-BAN = -1e5  # added to a banned logit, which is then out of reach while any other token is allowed
+BAN = -1e5  # added to a banned token's logit; the token is then chosen only if no other token is allowed
 _MAX_PENALISED = 4e4  # a penalised logit is at most this far from 0, so no penalty undoes or exceeds a ban
 _MIN_BIAS = -100.0  # this bias and lower biases are bans
 
@@ -55,8 +55,8 @@ class Tally:
 def penalise(logits: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, np.ndarray, np.ndarray]]) -> None:
     """Apply the repetition penalty of CTRL (arXiv 1909.05858), then OpenAI's frequency and presence penalties.
 
-    `rows` are (row, parameters, distinct tokens, counts). Logits that are not finite stay: they are the model's fault,
-    and penalties add none.
+    `rows` are (row, parameters, distinct tokens, counts). Logits that are not finite stay as they are, and penalties
+    make no other logit infinite.
     """
     if not rows:
         return

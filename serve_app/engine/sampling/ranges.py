@@ -22,7 +22,7 @@ def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int
     if not prompt:
         raise ValueError("the prompt is empty")
     if not 0 < request.weight < math.inf:
-        raise ValueError(f"a weight of {request.weight} makes no sense")
+        raise ValueError(f"the weight must be a positive number, and is {request.weight}")
     if len(prompt) >= max_context:
         raise ContextLengthExceeded(len(prompt), max_context)
     if len(prompt) + len(request.said) >= max_context:

@@ -24,7 +24,7 @@ from serve_app.engine.text.prompt_scores import Score
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token. `logprob` and `top`, likeliest first, are from the raw logits and present only on request."""
+    """A chosen token. `logprob` and `top`, most likely first, are from the raw logits and set only on request."""
 
     token: int
     logprob: float | None = None
@@ -34,9 +34,9 @@ class SampledToken:
 class SamplerState:
     """The sampling state of one request: its parameters, its seed and its output so far.
 
-    `eos_token_ids` and stop tokens are banned below `min_tokens`, and `eos_token_ids` always with `ignore_eos`. `vocab`
-    is the width of the logits.
-    `grammar` takes precedence over bans: if it allows only banned tokens, one of them is chosen.
+    Below `min_tokens`, `eos_token_ids` and stop tokens are banned; with `ignore_eos`, `eos_token_ids` are always
+    banned. `grammar` takes precedence: if it allows only banned tokens, one of them is chosen. `vocab` is the width of
+    the logits.
 
     Raises:
         ValueError: a bias is for a token outside the vocabulary, or `logprobs` is out of range.
@@ -62,8 +62,8 @@ class SamplerState:
             self.tally = logits_processing.Tally()
         eos = [(t, logits_processing.BAN) for t in sorted(eos_token_ids) if t < vocab]
         stops = [(t, logits_processing.BAN) for t in params.stop_token_ids]
-        self._free = logits_processing.biases([*params.logit_bias, *(eos if params.ignore_eos else ())])
-        self._held = logits_processing.biases([*params.logit_bias, *eos, *stops])
+        self._biases = logits_processing.biases([*params.logit_bias, *(eos if params.ignore_eos else ())])
+        self._biases_below_minimum = logits_processing.biases([*params.logit_bias, *eos, *stops])
 
     @property
     def complete(self) -> bool:
@@ -72,7 +72,7 @@ class SamplerState:
 
     def biases(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens whose logits change at that position of the output, and the amounts to add."""
-        return self._held if position < self.params.min_tokens else self._free
+        return self._biases_below_minimum if position < self.params.min_tokens else self._biases
 
     def uniform(self, position: int, attempt: int = 0) -> float:
         """The request's random number in [0, 1) for the token at that position of the output."""
@@ -101,7 +101,7 @@ class _Row(NamedTuple):
 class _RawRows:
     """The rows of `logits` that need log-probabilities, before sampling changes them.
 
-    `wanted` maps these rows to the number of likeliest tokens to return with the chosen token.
+    `wanted` maps these rows to the number of most likely tokens to return with the chosen token.
     """
 
     def __init__(self, logits: torch.Tensor, wanted: dict[int, int]) -> None:
@@ -125,9 +125,9 @@ class _RawRows:
         ]
 
     def of(self, tokens: Sequence[int]) -> dict[int, tuple[float, tuple[tuple[int, float], ...]]]:
-        """The chosen token's log-probability by row, and the likeliest tokens with their log-probabilities.
+        """By row: the chosen token's log-probability, and the most likely tokens with their log-probabilities.
 
-        `tokens` has an entry for all rows; the result for a negative entry has no meaning.
+        `tokens` has the chosen token of every row of `logits`. The result for a negative token has no meaning.
         """
         chosen = torch.tensor([[max(tokens[row], 0)] for row in self._rows], device=self._raw.device)
         values = self._raw.gather(1, chosen)[:, 0].tolist()
@@ -136,7 +136,7 @@ class _RawRows:
 
 @torch.inference_mode()
 def score(logits: torch.Tensor, rows: Sequence[int], targets: Sequence[int], counts: Sequence[int]) -> list[Score]:
-    """Return the log-probability of `targets[i]` and of the `counts[i]` likeliest tokens by row `rows[i]` of `logits`.
+    """Return the log-probabilities of `targets[i]` and of the `counts[i]` most likely tokens, from row `rows[i]`.
 
     `logits` (n, vocabulary) are float32 and are not changed.
     """

@@ -2,14 +2,14 @@
 
 Automatic prefix reuse as in vLLM and SGLang's RadixAttention (arXiv 2312.07104): a full block has a key that identifies
 its content and everything before it. Blocks keep their content after their sequences have ended. A block is evicted
-only if no other block is free: least recently used first, and never before the blocks that follow it in a chain, since
-those are found only through it.
+only if no other block is free: least recently used first, and never before the blocks that follow it in a chain,
+because those are found only through it.
 
 K and V of a token depend on all tokens before it and on its rotary frequencies. So a block's key is the hash of the
 previous key and the block's tokens. The chain starts from the sequence's length class (see `rope`) and its tenant. K
 and V do not depend on the tenant, but a faster reply, or a prompt billed as cached, would tell one account what another
-has sent. Within an account everything is shared. Keys are 256 bits of BLAKE2b. Finding two contents with the same key
-is infeasible even on purpose, so a hit needs no comparison of tokens.
+has sent. Within an account, everything is shared. Keys are 256 bits of BLAKE2b. Not even an attacker can find two
+contents with the same key, so a hit needs no comparison of tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def root_key(tenant: str, length_class: int) -> bytes:
 
 
 def extend_chain(chain: list[bytes], tokens: Sequence[int], block_size: int, num_blocks: int) -> None:
-    """Append the keys of blocks up to the `num_blocks`-th of `tokens`; `chain` holds the root, then a key per block."""
+    """Append keys to `chain` until it has the first `num_blocks` blocks of `tokens`.
+
+    `chain` holds the root, then a key per block.
+    """
     done = len(chain) - 1
     packed = array("I", tokens[done * block_size : num_blocks * block_size])
     for begin in range(0, len(packed), block_size):
@@ -46,7 +49,7 @@ class BlockAllocator:
     A block is in use (it has a reference), cached (no reference, but its content can be found) or empty.
 
     Invariants: no two indexed blocks have the same key; a holder of an indexed block also holds all blocks before it.
-    So blocks are evicted in the order in which their references were dropped. Every operation is linear
+    So blocks are evicted in the order in which their references were dropped. Every operation except `forget` is linear
     in the blocks passed.
     """
 
@@ -99,7 +102,7 @@ class BlockAllocator:
         return blocks
 
     def suspect(self, blocks: Iterable[int]) -> None:
-        """Record that blocks may hold NaN and must be cleared before their next use."""
+        """Record that blocks may hold NaN and so must be cleared before their next use."""
         self._suspects.update(blocks)
 
     def pop_uncleared(self) -> tuple[int, ...]:
@@ -176,7 +179,7 @@ class BlockAllocator:
         Raises:
             ValueError: a block has no reference.
         """
-        for block in reversed(blocks):  # the last is evicted first: it cannot be found without the blocks before it
+        for block in reversed(blocks):  # the last block is evicted first, because it is found only through the others
             if self._references[block] == 0:
                 raise ValueError(f"block {block} is already free")
             self._references[block] -= 1

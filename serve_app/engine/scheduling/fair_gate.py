@@ -1,13 +1,13 @@
 """Admits requests to an engine that has its own scheduler: fairly among tenants and a few at a time.
 
-Such an engine accepts every request at once, so requests wait here instead. The engine holds at most `max_running`
+Such an engine accepts every request immediately, so requests wait here instead. The engine holds at most `max_running`
 requests. If one tenant holds every slot, `spare` additional slots are available to tenants that have none.
 
 A released prompt reaches the engine some steps after the output that made room for it. The gate therefore keeps
-`steps_ahead` steps' worth of prompt tokens in the engine, behind the prompt that the engine computes. Tokens that the
-engine has probably cached do not count. Beyond that, each of at most `_PROMPTS` tenants may have one prompt in the
-engine, or several that fit in one step. A new tenant's prompt therefore does not wait for every prompt that arrived
-before it. The engine takes released prompts by `Place.priority`.
+`steps_ahead` steps' worth of prompt tokens in the engine, besides the prompt that the engine is computing. Tokens that
+the engine has probably cached do not count. Beyond that, each of at most `_MAX_PREFILLING` tenants may have one prompt
+in the engine, or several that fit in one step. A new tenant's prompt therefore does not wait for every prompt that
+arrived before it. The engine takes released prompts by `Place.priority`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.fair_queue import FairQueue
 from serve_app.engine.scheduling.seen_prefixes import SeenPrefixes
 
-_PROMPTS = 8  # maximum number of tenants in prefill while more than `steps_ahead` steps wait
-_OVERTAKEN = 8  # a prompt is overtaken by at most this many times its tenant's prompt tokens in the engine
+_MAX_PREFILLING = 8  # maximum number of tenants with prompts in the engine while these fill `steps_ahead` steps
+_OVERTAKEN = 8  # maximum tokens of later prompts that overtake a prompt, per prompt token of its tenant in the engine
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +43,7 @@ class Place:
 
 
 class FairGate:
-    """The queue in front of such an engine. Not thread-safe.
+    """The queue in front of an engine that has its own scheduler. Not thread-safe.
 
     `seen` estimates how much of a prompt the engine has cached. The engine computes at most `step_tokens` prompt tokens
     in one step.
@@ -91,14 +91,14 @@ class FairGate:
         return place
 
     def release(self) -> list[Place]:
-        """Remove the requests that the engine may take now from the queue, and return them."""
+        """Remove from the queue the requests that the engine may take now, and return them."""
         released = []
-        while (head := self._queue.peek(self._rule())) is not None:
+        while (head := self._queue.peek(self._admission_rule())) is not None:
             self._queue.take(head)
             head.is_waiting = False
             self._running[head.tenant] += 1
             self._prefilling[head] = None
-            # Charged now: otherwise the least served tenant would get all of the engine's room.
+            # Charged now, because otherwise the least served tenant would get all of the engine's room.
             self._queue.count_served(head, prompt_tokens=head.prompt_due)
             own = sum(place.prompt_due for place in self._prefilling if place.tenant == head.tenant)
             head.priority = self._released_tokens + int(_OVERTAKEN * own / head.request.weight)
@@ -135,8 +135,8 @@ class FairGate:
         queued = self._prefill_tokens((*self._queue, *self._prefilling))
         return int(count_fairly(queued.values(), self._tokens_ahead))
 
-    def _rule(self) -> Callable[[Place], bool]:
-        """The rule for requests that the engine may take now."""
+    def _admission_rule(self) -> Callable[[Place], bool]:
+        """A function that returns whether the engine may take a request now."""
         first = next(iter(self._prefilling), None)
         has_room = sum(place.prompt_due for place in self._prefilling if place is not first) < self._tokens_ahead
         due = self._prefill_tokens(self._prefilling)
@@ -146,7 +146,7 @@ class FairGate:
             if running >= self._max_running + (0 if head.tenant in self._running else self._spare):
                 return False
             is_small = head.tenant not in due or due[head.tenant] + head.prompt_due <= self._step_tokens
-            return has_room or (is_small and len(due) < _PROMPTS)
+            return has_room or (is_small and len(due) < _MAX_PREFILLING)
 
         return fits
 

@@ -1,13 +1,13 @@
 """Fairness among tenants: the order of waiting requests and the division of a step's work.
 
-The queue implements the Virtual Token Counter of arXiv 2401.00588. Each tenant has a counter of the service it has
-received: computed prompt tokens plus output tokens, each multiplied by its weight, divided by the tenant's weight
-(`GenerationRequest.weight`; weight 2 receives twice as much). The tenant with the lowest counter is next.
+The queue implements the Virtual Token Counter of arXiv 2401.00588. Each tenant has a counter of the service that it has
+received: the costs of its computed prompt tokens and of its output tokens, divided by the tenant's weight
+(`GenerationRequest.weight`; a tenant of weight 2 receives twice as much). The tenant with the lowest counter is next.
 
-A tenant that returns after a pause is lifted to the lowest counter among the waiting tenants, so a pause saves up no
-service. Tenants that wait continuously receive service within 2·max(w_p·L, w_o·M) of each other over any period, where
-L is the longest prompt and M the maximum number of tokens that run at once. The queue never leaves a slot idle while a
-request waits.
+If a tenant returns after a pause, its counter is raised to the lowest counter among the waiting tenants, so it has no
+advantage from the pause. Tenants that wait continuously receive service within 2·max(w_p·L, w_o·M) of each other over
+any period. Here, w_p and w_o are the costs of a prompt token and of an output token, L is the longest prompt, and M is
+the maximum number of tokens that run at once. The queue never leaves a slot idle while a request waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 
-_OVERFLOW = 2  # maximum queue length in multiples of `max_waiting`, with those accepted for their tenants' shares
+_OVERFLOW = 2  # maximum queue length as a multiple of `max_waiting`, including requests within their tenants' shares
 
 
 class Queued(Protocol):
@@ -49,7 +49,7 @@ class FairQueue(Generic[Entry]):
     """Least served tenant first; first come, first served within a tenant (`entry.request.tenant`).
 
     `prompt_weight` and `output_weight` are the costs of one token. The queue remembers the service of the `remembered`
-    most recently charged tenants and lifts a forgotten tenant like a new one. `peek` and `pop` are O(waiting tenants).
+    most recently charged tenants. A forgotten tenant counts as a new one. `peek` and `pop` are O(waiting tenants).
     """
 
     def __init__(self, prompt_weight: float = 1.0, output_weight: float = 2.0, remembered: int = 10_000) -> None:
@@ -74,16 +74,16 @@ class FairQueue(Generic[Entry]):
         self.restore(entry)
 
     def restore(self, entry: Entry) -> None:
-        """Put back a popped entry, ahead of its tenant's later ones. Its counter is not lifted: it was served."""
+        """Put back a popped entry, ahead of its tenant's later entries. Does not raise the tenant's counter."""
         bisect.insort(self._queues.setdefault(entry.request.tenant, []), entry, key=_arrival)
 
     def peek(self, fits: Callable[[Entry], bool] = lambda entry: True) -> Entry | None:
-        """The oldest entry of the least served tenant whose oldest entry `fits`; None if there is none."""
+        """The oldest entry of the least served tenant whose oldest entry `fits`; None if no oldest entry fits."""
         heads = (queue[0] for queue in self._queues.values() if fits(queue[0]))
         return min(heads, key=self._turn, default=None)
 
     def pop(self) -> Entry:
-        """Remove and return the entry that `peek` returns; IndexError if empty. The caller charges what it computes."""
+        """Remove and return the entry that `peek` returns; IndexError if there is none. Counts no service."""
         entry = self.peek()
         if entry is None:
             raise IndexError("pop from an empty queue")
@@ -91,7 +91,7 @@ class FairQueue(Generic[Entry]):
         return entry
 
     def take(self, entry: Entry) -> None:
-        """Remove an entry because it has its turn; KeyError if it is not in the queue. The caller charges."""
+        """Remove an entry whose turn has come; KeyError if it is not in the queue. Counts no service."""
         self._service(entry.request.tenant).last_admission = self._admissions
         self._admissions += 1
         self.withdraw(entry)
@@ -128,10 +128,10 @@ class FairQueue(Generic[Entry]):
 
     def most_served(self, claimant: str, tenants: Iterable[str]) -> str | None:
         """The tenant of `tenants` with the highest counter; None if the `claimant`'s counter is higher."""
-        most = max(tenants, key=lambda tenant: self._service(tenant).counter, default=None)
-        if most is None or self._service(most).counter < self._service(claimant).counter:
+        served = max(tenants, key=lambda tenant: self._service(tenant).counter, default=None)
+        if served is None or self._service(served).counter < self._service(claimant).counter:
             return None
-        return most
+        return served
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -140,12 +140,12 @@ class FairQueue(Generic[Entry]):
         return (entry for queue in self._queues.values() for entry in queue)
 
     def _has_share(self, tenant: str, places: int) -> bool:
-        """Whether `tenant` holds less than an even share of `places` among itself and the waiting tenants."""
+        """Whether `tenant` has fewer entries than its share, if it and the waiting tenants divide `places` evenly."""
         own = self._queues.get(tenant)
         return (len(own) if own else 0) < places // (len(self._queues) + (own is None))
 
     def _turn(self, head: Entry) -> tuple[float, int, int]:
-        # Ties go to the tenant whose last turn is oldest: a lifted tenant precedes the tenant it was lifted to.
+        # Ties go to the tenant whose last turn is oldest. So a returning tenant precedes the tenant with its counter.
         service = self._service(head.request.tenant)
         return service.counter, service.last_admission, head.arrival
 
@@ -163,9 +163,9 @@ def _arrival(entry: Queued) -> int:
 
 
 def share_evenly(needs: Sequence[int], budget: int) -> list[int]:
-    """Max-min fair shares: no share exceeds its need, and no share is below another unless its need is smaller.
+    """Max-min fair shares: no share exceeds its need, and a share is smaller than another only if its need is smaller.
 
-    Exception: if there is any budget, the first share is at least 1, so it never starves.
+    Exception: if there is any budget, the first share is at least 1, so that its owner never starves.
     """
     shares = [0] * len(needs)
     order = sorted(range(len(needs)), key=lambda i: needs[i])
@@ -202,7 +202,7 @@ def share_prefill_among_tenants(
     """Divide a step's prefill tokens among `prompts`, given as (tenant, remaining tokens), oldest first.
 
     Tenants share evenly, so one tenant's many prompts do not slow down another tenant's single prompt. Two thirds go to
-    tenants that are not `streaming`, since they see no output yet. `share_prefill` divides each tenant's share.
+    tenants that are not `streaming`, because they see no output yet. `share_prefill` divides each tenant's share.
     """
     members: dict[str, list[int]] = {}
     for index, (tenant, _) in enumerate(prompts):

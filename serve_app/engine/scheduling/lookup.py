@@ -18,9 +18,9 @@ _LONGEST_PAUSE = 64
 
 
 class PairIndex:
-    """The earlier ends of each pair of neighbouring tokens: the hash chains of LZ77 over a growing sequence.
+    """An index of the places where each pair of adjacent tokens occurred earlier, like the hash chains of LZ77.
 
-    `tokens` is the sequence's list and may only grow. A token costs at most one dictionary entry, about 100 bytes. A
+    `tokens` is the sequence's list, which may only grow. A token costs at most one dictionary entry, about 100 bytes. A
     look-up is O(1).
     """
 
@@ -32,7 +32,7 @@ class PairIndex:
     def continuation(self, count: int) -> tuple[int, ...]:
         """The `count` tokens after the longest earlier occurrence of the last tokens; empty if there is none.
 
-        The latest of equally long occurrences counts. An occurrence that runs into the end is a cycle and is repeated.
+        Of equally long occurrences, the latest counts. If fewer than `count` tokens follow it, they are repeated.
         """
         self._catch_up()
         tokens, end = self._tokens, len(self._tokens) - 1
@@ -68,16 +68,16 @@ class PairIndex:
 
 
 class GuessLength:
-    """The length of the next guess, from 0 to `most`, based on the results of earlier guesses.
+    """The length of the next guess, from 0 to `limit`, based on the results of earlier guesses.
 
     The length doubles if all guessed tokens were right. Otherwise it becomes the number of right tokens plus one. If
     none was right, guessing pauses, each time for twice as long. Text that never repeats itself costs one row in 64
     steps.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._length = min(_FIRST_GUESS, most)
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._length = min(_FIRST_GUESS, limit)
         self._misses = 0
         self._pause = 0
 
@@ -92,19 +92,19 @@ class GuessLength:
         """Record that the model confirmed the first `right` of `guessed` >= 1 tokens."""
         if right:
             self._misses = 0
-            self._length = min(self._most, 2 * self._length if right == guessed else right + 1)
+            self._length = min(self._limit, 2 * self._length if right == guessed else right + 1)
         else:
-            self._length = min(1, self._most)
+            self._length = min(1, self._limit)
             self._pause = min(_LONGEST_PAUSE, 1 << self._misses)
             self._misses = min(self._misses + 1, _LONGEST_PAUSE.bit_length())
 
 
 class PromptLookup:
-    """Guesses the next tokens of one sequence of `tokens`, at most `most` at a time."""
+    """Guesses the next tokens of one sequence, at most `limit` at a time. `tokens` is the sequence's list."""
 
-    def __init__(self, tokens: list[int], most: int) -> None:
+    def __init__(self, tokens: list[int], limit: int) -> None:
         self._index = PairIndex(tokens)
-        self._length = GuessLength(most)
+        self._length = GuessLength(limit)
 
     def guess(self, limit: int) -> tuple[int, ...]:
         return self._index.continuation(min(limit, self._length.next()))

@@ -8,24 +8,24 @@ _SMOOTHING_DOWN = 0.75  # weight of a faster decoding step: other work on the ma
 _REMEASURE = 64  # steps with prompt tokens after which the cost of a step without them is measured again
 _NEAR = 1.5  # a cost measured for N rows is valid from N / this to N * this rows
 _FIRST_TRY = 64  # prompt tokens, while their cost is unknown
-_IDLE_S = 0.02  # target for a step without streams: the maximum wait of a prompt that arrives during the step
-_IDLE_STEPS = 1.5  # the target in steps of one stream, if this is longer: a shorter step would hardly compute a prompt
+_IDLE_S = 0.02  # target duration of a step without streams; a prompt that arrives during the step waits at most this
+_IDLE_STEPS = 1.5  # minimum of this target, in decoding steps of one stream; shorter steps hardly compute prompts
 _MAX_OWED = 32.0  # maximum number of steps without prompt tokens after a step with them
 
 
 class PrefillPacer:
     """Chooses chunks so that steps take on average at most twice as long as their decoding rows alone.
 
-    Deep in a long prompt even the smallest chunk takes longer, because reading the prompt's K and V costs the same for
-    one new token as for sixteen. The pacer records the excess of such a step as a debt to the streams and repays it
-    with steps without prompt tokens. Smaller chunks would not be cheaper.
+    Deep in a long prompt, even the smallest chunk takes longer, because reading the prompt's K and V takes as long for
+    one new token as for sixteen. Smaller chunks would not be faster. So the pacer records the excess time of such a
+    step as a debt to the streams and repays it with steps without prompt tokens.
 
     `observe` receives every step. The decoding cost is kept per number of rows, because it grows with them but not in
     proportion. If the cost is unknown or stale, one step without prompt tokens measures it: at most one step in 65
     while the rows stay within a power of two. `smallest` and `largest` bound the chunk, in tokens.
 
-    Without streams a step of long prompts takes about _IDLE_S, so another account's short prompt does not wait long. On
-    a CPU, chunks of more than 16 tokens hardly lower the cost per token.
+    Without streams, a step of long prompts takes about _IDLE_S, so another account's short prompt does not wait long.
+    (On a CPU, chunks of more than 16 tokens hardly lower the cost per token.)
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -34,7 +34,7 @@ class PrefillPacer:
         self._decode_s: dict[int, float] = {}  # rows → seconds
         self._measured: dict[int, int] = {}  # rows → `_mixed_steps` when they were measured
         self._mixed_steps = 0  # planned steps with prompt tokens
-        self._tried: dict[int, int] = {}  # power of two of the rows → `_mixed_steps` when a measurement was planned
+        self._tried: dict[int, int] = {}  # bit length of the rows → `_mixed_steps` when a measurement was planned
         self._token_s: float | None = None  # seconds that a prompt token adds
         self._owed_s = 0.0  # excess time still to be repaid to the streams
         self._idle_token_s: float | None = None  # seconds of a prompt token in a step without streams
@@ -75,7 +75,7 @@ class PrefillPacer:
             self._decode_s[rows] = _smoothed(old, seconds, _SMOOTHING if seconds > old else _SMOOTHING_DOWN)
             self._measured[rows] = self._mixed_steps
         elif (decode_s := self._estimate(rows)) is not None:
-            # If the step was no slower than the rows alone, a prompt token costs next to nothing.
+            # If the step was as fast as its decoding rows alone, a prompt token costs almost nothing.
             new = max(seconds - decode_s, 0.01 * seconds) / prompt_tokens
             self._token_s = new if self._token_s is None else _smoothed(self._token_s, new, _SMOOTHING)
             if prompt_tokens <= self._smallest:  # larger chunks adapt to the measured cost
@@ -83,7 +83,9 @@ class PrefillPacer:
                 self._owed_s = min(max(0.0, owed_s), _MAX_OWED * decode_s)
 
     def _estimate(self, rows: int) -> float | None:
-        """Seconds for a step of `rows` alone, from the nearest recently measured number of rows; None if none is near.
+        """Seconds for a step of `rows` alone, from the nearest number of rows that was recently measured.
+
+        None if no measured number is near.
 
         Fewer rows cost proportionally less and more rows cost the same, so the estimate errs on the low side.
         """
@@ -98,5 +100,5 @@ class PrefillPacer:
 
 
 def _smoothed(old: float, new: float, weight: float) -> float:
-    """A moving average that limits the effect of one outlier, such as a step while the machine was busy."""
+    """A moving average that limits the effect of an outlier, such as a step while the machine was busy."""
     return old + weight * (min(max(new, old / 4), old * 4) - old)

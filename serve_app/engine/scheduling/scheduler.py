@@ -32,11 +32,11 @@ class Scheduler:
     """Holds the waiting and the running sequences and makes one `StepPlan` per step.
 
     - `prefill_chunk`: prompt tokens per step while nothing decodes.
-    - `long_chunk()`: maximum tokens of long prompts among them, so that a prompt that takes seconds does not delay
-      another account's; None: no limit.
-    - `busy_chunk(rows)`: prompt tokens per step with `rows` decoding sequences; 0 postpones them.
-    - `speculation_rows`: rows of guesses with one decoding sequence, one less for each additional sequence, since a
-      batch fills the matrices without guesses.
+    - `long_chunk()`: maximum tokens of long prompts among these, so that a prompt that takes seconds does not delay
+      another account's prompt; None for no limit.
+    - `busy_chunk(rows)`: prompt tokens per step with `rows` decoding sequences; 0 postpones the prompts.
+    - `speculation_rows`: rows of guesses with one decoding sequence, one less for each additional sequence, because
+      larger batches use the processor well without guesses.
     - `scored_tokens`: tokens per step of prompts whose log-probabilities are computed; each needs a row of logits.
     - `class_bounds`: the maximum number of tokens in each length class (see `rope`), ascending; the last bound is the
       context length.
@@ -80,11 +80,11 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Tokens to compute before every sequence that does not decode yet has its next token, in a fair queue.
+        """Number of tokens to compute before each sequence that is not decoding has its next token.
 
-        A tenant that has queued much more than the others does not delay them, so its tokens beyond twice the others'
-        mean do not count. The number is an upper bound: the cached prefix of a waiting sequence is known only at
-        admission.
+        A tenant that has queued much more than the others does not delay them, because the queue is fair. So its tokens
+        beyond twice the others' mean do not count. The number is an upper bound, because the cached prefix of a waiting
+        sequence is known only at admission.
         """
         queued: Counter[str] = Counter()
         for sequence in (*self.waiting, *(s for s in self.running if not s.is_decoding)):
@@ -160,11 +160,11 @@ class Scheduler:
         """Record that a running sequence's chunk was computed, and add the blocks that it filled to the index.
 
         The `produced` tokens are already in the sequence. K and V of confirmed draft tokens are kept. K and V of
-        rejected ones will be overwritten, and their blocks are released.
+        rejected draft tokens will be overwritten, and blocks that only they use are released.
 
-        Other sequences find a prompt's blocks only after its first token. Until then the client can cancel the request
+        Other sequences find a prompt's blocks only after its first token. Until then, the client can cancel the request
         free of charge, and other requests would be billed the cached price for tokens that no account has paid for. The
-        same applies to a request that is not `billed`, because this step failed it.
+        same applies if the step fails the request, which is then not `billed`.
         """
         sequence = chunk.sequence
         sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
@@ -177,7 +177,7 @@ class Scheduler:
             kept = self.allocator.blocks_for(len(sequence.tokens))
             self.allocator.free(sequence.block_table[kept:])
             del sequence.block_table[kept:]
-        if billed and (sequence.num_output or chunk.samples):  # the latter: the first token ends the reply
+        if billed and (sequence.num_output or chunk.samples):  # `samples` if the first token ends the reply
             sequence.num_published = self._publish(sequence, lambda key: key)
 
     def _publish(self, sequence: TokenSequence, key_of: Callable[[bytes], bytes]) -> int:
@@ -206,9 +206,10 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def condemn(self, sequence: TokenSequence) -> None:
-        """Remove a sequence whose logits held NaN, and its tenant's blocks from the index: any of them may hold NaN.
+        """Remove a sequence whose logits held NaN.
 
-        Other tenants' sequences share no block with it and are judged on their own logits.
+        Also removes its tenant's blocks from the index, because any of them may hold NaN. Other tenants' sequences
+        share no block with it; their own logits show whether they are affected.
         """
         sequence.num_proven, sequence.num_written = 0, len(sequence.block_table) * self.allocator.block_size
         self.allocator.forget(sequence.chain[0])
@@ -219,16 +220,16 @@ class Scheduler:
         return bisect.bisect_left(self.class_bounds, num_tokens)
 
     def _move_to_longer_class(self) -> None:
-        # K and V with other rotary frequencies cannot be reused, so the sequence is recomputed: at most once per class.
+        # K and V with other rotary frequencies cannot be reused. So the sequence is recomputed, at most once per class.
         for sequence in [s for s in self.running if self._length_class(len(s.tokens)) != s.length_class]:
             self._preempt(sequence)
 
     def _grow_decodes(self) -> None:
         """Allocate room for each decoding sequence's next token, oldest first; preempt sequences if blocks are missing.
 
-        The scheduler preempts the youngest sequence of the tenant with the most running sequences, so a flood makes
-        room for itself. It never preempts the oldest sequence while other sequences run. So the oldest ends, and then
-        the next oldest.
+        The scheduler preempts the youngest sequence of the tenant with the most running sequences, so a tenant that
+        floods the engine makes room at its own expense. It never preempts the oldest sequence while other sequences
+        run. So the oldest sequence always ends, and then the next oldest.
         """
         for sequence in list(self.running):
             if sequence.status is not SequenceStatus.RUNNING or not sequence.is_decoding:
@@ -244,7 +245,7 @@ class Scheduler:
         """Start the sequences that fit, in queue order; the first that does not fit blocks all sequences behind it."""
         started = []
         while (sequence := self.waiting.peek()) is not None:
-            # Needed even without a free slot, since another sequence may yield.
+            # Needed even without a free slot, because another sequence may yield.
             found = self._find_prefix(sequence)
             yielding = self._yielding_to(sequence, found)
             if yielding is None:
@@ -298,19 +299,19 @@ class Scheduler:
         while not self._fits(claimant, found, leaving):
             youngest = {s.request.tenant: s for s in self.running if not s.yielded and s not in leaving}
             over = [t for t in youngest if slots[t] > 1 and (slots[t] > slot_share or held[t] > block_share)]
-            most = self.waiting.most_served(tenant, over) if may_claim else None
-            if most is None:
+            loser = self.waiting.most_served(tenant, over) if may_claim else None
+            if loser is None:
                 return None
-            leaving.append(youngest[most])
-            slots[most] -= 1
-            held[most] -= len(youngest[most].block_table)
+            leaving.append(youngest[loser])
+            slots[loser] -= 1
+            held[loser] -= len(youngest[loser].block_table)
         return leaving
 
     def _find_prefix(self, sequence: TokenSequence) -> list[int]:
-        """Cached blocks of a waiting sequence's first tokens; at least one token is left to compute, for its logits.
+        """Cached blocks of a waiting sequence's first tokens. At least one token is left to compute, for its logits.
 
-        The shared blocks come first; their number is stored in `num_published`. The sequence's private blocks from
-        before a preemption follow.
+        Shared blocks come first; their number is stored in `num_published`. Then come blocks that the sequence computed
+        before it was preempted and that no other sequence can find.
         """
         length_class = self._length_class(len(sequence.tokens))
         if not sequence.chain or length_class != sequence.length_class:
@@ -375,6 +376,6 @@ class Scheduler:
 
 
 def _agreement(draft: Sequence[int], output: Sequence[int]) -> int:
-    """Length of the common start of draft and output."""
+    """Length of the longest common prefix of draft and output."""
     pairs = zip(draft, output, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(output)))

@@ -19,9 +19,9 @@ class SeenPrefixes:
         self._blocks: OrderedDict[int, None] = OrderedDict()  # hashes of a block and all before it, by last use
 
     def count_seen(self, owner: Hashable, tokens: tuple[int, ...]) -> int:
-        """The number of first tokens that an earlier prompt of `owner` had too; at most all tokens but the last.
+        """The number of first tokens that an earlier prompt of `owner` also had; at most all tokens but the last.
 
-        Remembers the prompt for later calls.
+        Remembers this prompt for later calls.
         """
         if not self._capacity:
             return 0

@@ -35,7 +35,7 @@ class TokenSequence:
     yielded: bool = False  # whether it has made room for another tenant; happens at most once
     num_proven: int = 0  # tokens whose K and V have produced logits without NaN
     num_written: int = 0  # tokens whose K and V may be in the cache; those beyond `num_proven` may be NaN
-    num_scored: int = 0  # prompt tokens whose log-probabilities are known, with the first token, which has none
+    num_scored: int = 0  # prompt tokens whose log-probabilities are known, including the first token, which has none
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt_token_ids, *self.request.said]
@@ -63,7 +63,7 @@ class TokenSequence:
 
     @property
     def is_scored(self) -> bool:
-        """Whether log-probabilities of the prompt are still to compute: they need logits of every token."""
+        """Whether log-probabilities of the prompt are still missing. They need the logits of every prompt token."""
         return self.request.sampling.prompt_logprobs is not None and self.num_scored < self.num_prompt
 
     @property
@@ -108,7 +108,7 @@ class Chunk:
 
     @property
     def scored(self) -> range:
-        """The prompt's tokens whose log-probabilities the first rows of logits give."""
+        """Indices of the prompt tokens whose log-probabilities come from the first rows of the chunk's logits."""
         return range(self.start + 1, min(self.end + 1, self.sequence.num_prompt)) if self.is_scored else range(0)
 
     @property

@@ -23,8 +23,8 @@ def bytes_of_unicode() -> dict[str, int]:
 class ByteLevelDecoder:
     """Decodes one sequence of byte-level BPE token by token. Tokens are byte strings, so a token costs O(1).
 
-    All parts together equal the tokenizer's decoding, except that an unfinished character at the very end, where a
-    reply was cut, is left out.
+    All parts together equal the tokenizer's decoding, except that an incomplete character at the end of the reply is
+    omitted.
     """
 
     _BYTES = bytes_of_unicode()
@@ -38,7 +38,7 @@ class ByteLevelDecoder:
         return self._utf8.decode(self._vocabulary.token_bytes(token))
 
     def show(self, token: int) -> str:
-        """The held text, here U+FFFD for an unfinished character, followed by the name of this special token."""
+        """The name of this special token, after the held text: U+FFFD if a character is unfinished."""
         return self._utf8.decode(b"", final=True) + self._vocabulary.name(token)
 
     def flush(self) -> str:
@@ -47,7 +47,7 @@ class ByteLevelDecoder:
 
 
 class WindowDecoder:
-    """Decodes with any other tokenizer: decodes a short window of tokens and releases the new text.
+    """Decodes one sequence of any other tokenizer: decodes a short window of tokens and releases the new text.
 
     The window keeps the tokens of the most recently released text, because a token's text depends on its neighbours
     (the space before a word, bytes of one character).
@@ -134,13 +134,13 @@ class Vocabulary:
         return known
 
     def spelling(self, token: int) -> bytes:
-        """The bytes of a token's visible text, including blanks, or of a special token's name."""
+        """The bytes of a token's visible text, including spaces, or of a special token's name."""
         if self.is_byte_level and token not in self.special:
             return self.token_bytes(token)
         name = self.tokenizer.convert_ids_to_tokens(token)
         if name is None or token in self.special:
             return str(name or "").encode()
-        # sentencepiece's notation for bytes and blanks.
+        # sentencepiece's notation for bytes and spaces.
         return self.byte_of(token) or str(name).replace("\u2581", " ").encode()
 
     def byte_of(self, token: int) -> bytes | None:
@@ -162,7 +162,7 @@ class Vocabulary:
 
 
 def _begins_character(data: bytes) -> bool:
-    """Whether these bytes are the start of one UTF-8 character but not all of it."""
+    """Whether these bytes are the incomplete beginning of one UTF-8 character."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         return decoder.decode(data) == "" and decoder.getstate()[0] == data
@@ -181,8 +181,8 @@ def _is_byte_level(tokenizer: Any) -> bool:
 class Detokenizer:
     """The text of one sequence: a token decoder followed by a stop finder.
 
-    Stop strings count after the first `min_tokens` tokens. `shown` and `mark` are as in `SamplingParams`. With
-    `keeps_stop` the text ends with the stop string, otherwise before it.
+    Stop strings are searched for only after the first `min_tokens` tokens. `shown` and `mark` are as in
+    `SamplingParams`. With `keeps_stop`, the text ends with the stop string, otherwise before it.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Detokenizer:
     ) -> None:
         self._decoder = vocabulary.decoder()
         self._stops = StopFinder(stop, keeps_stop=keeps_stop)
-        self._unchecked = min_tokens
+        self._unchecked = min_tokens  # tokens to come that are not searched for stop strings
         self._shown = vocabulary.special_among(shown)
         self._mark = MarkFinder(mark) if mark else None
 

@@ -1,6 +1,6 @@
-"""Keeps text of clients apart from control tokens, such as the marker that ends a message.
+"""Encodes clients' text without control tokens, such as the marker that ends a message.
 
-A control token's name in such text is spelled in ordinary tokens.
+If such text contains a control token's name, the name is encoded as ordinary tokens.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Names:
 
 
 class PlainText:
-    """Encodes text with a fast tokenizer's `core`, and never as one of the tokens `names`. Thread-safe."""
+    """Encodes text with a fast tokenizer's `core`. `names` in the text become ordinary tokens. Thread-safe."""
 
     def __init__(self, core: Any, names: Iterable[str]) -> None:
         self._core = core
         self._names = Names(names)
-        # Some tokenizers put a blank before every text; they do not if it follows a line break.
+        # Some tokenizers put a space before every text, except after a line break.
         line_break = self._encode("\n")
         self._before = line_break if self._encode("\nx")[len(line_break) :] != self._encode("x") else []
 
@@ -59,9 +59,10 @@ class PlainText:
 
 
 def token_ids(core: Any, text: str, special_tokens: bool = False) -> list[int]:
-    """Token ids of `text` by a fast tokenizer's `core`. `special_tokens` adds those that it adds by default.
+    """Token ids of `text` by a fast tokenizer's `core`. `special_tokens` adds the tokens that it adds by default.
 
-    A batch of one: `encode` holds the GIL, for 30 ms with a text of 60 KB, and all other threads wait.
+    Encodes a batch of one text, because `encode` would hold the GIL: all other threads would wait for 30 ms if the text
+    has 60 KB.
     """
     return list(core.encode_batch_fast([text], add_special_tokens=special_tokens)[0].ids)
 

@@ -9,7 +9,7 @@ from serve_app.contracts.generation import PromptScored, TokenLogprob
 from serve_app.engine.text.detokenizer import Vocabulary
 from serve_app.engine.text.reply_text import describe
 
-_PIECE = 256  # tokens per event: encoding a long prompt does not hold up other replies
+_PIECE = 256  # tokens per event, so that encoding a long prompt does not delay other replies
 
 Score = tuple[float, Sequence[tuple[int, float]]]
 """The log-probability of a token, and the most likely tokens with theirs, most likely first."""
@@ -27,7 +27,7 @@ class PromptScores:
     def add(self, first: int, scores: Sequence[Score]) -> None:
         """Adds the scores of the prompt's tokens from index `first` on.
 
-        A prompt that was preempted is computed again: the scores that are known already are skipped.
+        Skips scores that are already known: after a preemption, a prompt is computed again.
         """
         known = len(self._scored)
         for at, (logprob, top) in enumerate(scores[known - first :], known):

@@ -50,7 +50,7 @@ class ReplyText:
     ) -> FinishReason | None:
         """Add a token that is not an end-of-sequence token; return the reason if the reply ends with it.
 
-        `logprob` and `top`, likeliest first, are reported if they are given.
+        `logprob` and `top`, most likely first, are reported if they are given.
         """
         self.num_tokens += 1
         if logprob is not None:
@@ -85,7 +85,7 @@ class ReplyText:
         """
         for token in said:
             if self.push(token) is not None:
-                raise ValueError("the reply has ended with the tokens that are to be continued")
+                raise ValueError("the reply to continue has already ended")
         delta = self.take()
         return "" if delta is None else delta.text
 
@@ -124,7 +124,7 @@ class ReplyText:
 
 
 def describe(vocabulary: Vocabulary, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> TokenLogprob:
-    """Returns a token and the likeliest ones with their texts."""
+    """Returns a token with its text and log-probability. `top` are the most likely tokens."""
     raw = vocabulary.spelling(token)
     alternatives = tuple(describe(vocabulary, other, value) for other, value in top)
     return TokenLogprob(token, raw.decode(errors="replace"), raw, logprob, alternatives)

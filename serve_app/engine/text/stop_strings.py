@@ -8,12 +8,12 @@ from collections.abc import Sequence
 class StopFinder:
     """Releases text up to the first stop string, or with it, and holds back text that may be the start of one.
 
-    The first stop string is the string that completes first; if several end together, the longest. So the boundaries
-    between pushes do not matter.
+    The first stop string is the string that completes first; if several complete with the same character, the longest.
+    So the result does not depend on how the text is divided into pushes.
 
-    Holds at most the length of the longest stop string. Strings come from clients, so they must not determine the cost:
-    a push costs O(its text) per stop string, plus a copy of the held text (Knuth, Morris and Pratt, SIAM J. Comput. 6,
-    1977).
+    Holds back at most the length of the longest stop string. Clients choose the strings, so the strings must not
+    determine the cost: a push costs O(its text) per stop string, plus a copy of the held text (Knuth, Morris and Pratt,
+    SIAM J. Comput. 6, 1977).
     """
 
     def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
@@ -41,12 +41,12 @@ class StopFinder:
             if complete:
                 self.stop, self._held = max(complete, key=len), ""
                 return text[: end if self._keeps_stop else end - len(self.stop)]
-        keep = max(match.length for match in self._matches)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        num_held = max(match.length for match in self._matches)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """The held text, called at the end: it is not a stop string."""
+        """The held text. Called at the end, when it can no longer become a stop string."""
         held, self._held = self._held, ""
         return held
 

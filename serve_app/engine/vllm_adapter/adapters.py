@@ -1,8 +1,8 @@
-"""LoRA adapters that come and go while requests run.
+"""Loads and unloads LoRA adapters while requests run.
 
 vLLM reads an adapter's files when a step needs them. If that fails, its process ends with all requests. An adapter is
-therefore loaded before requests may use it, and stays loaded until the last of them has ended. vLLM keeps all loaded
-adapters in the machine's memory, and the most recently used ones on the GPU.
+therefore loaded before requests may use it, and stays loaded until the last of these requests has ended. vLLM keeps all
+loaded adapters in the machine's memory, and the most recently used ones on the GPU.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _CHUNK = 2**20  # bytes
 
 
 class AdapterLoading(UnknownAdapter):
-    """The adapter is being loaded: wait `until_settled`, and try again."""
+    """The adapter is being loaded. Wait with `until_settled`, then try again."""
 
 
 @dataclass(eq=False, slots=True)
 class Adapter:
-    """One adapter; compared by identity. A name that gets other files gets another Adapter."""
+    """One adapter; compared by identity. If a name gets another path, it gets a new Adapter."""
 
     name: str
     path: str  # folder, or name on the hub
-    number: int  # vLLM's id; never used again
+    number: int  # vLLM's id; never reused
     handle: Any = None  # the engine's own object, once it is loaded
     fingerprint: str = ""
     error: str = ""  # why it could not be loaded
@@ -46,19 +46,19 @@ class Adapter:
 
 
 class AdapterStore(Protocol):
-    """Where adapters are loaded."""
+    """Loads adapters into an engine."""
 
     def load(self, adapter: Adapter, folder: Path) -> Awaitable[Any]:
         """Load an adapter; returns its handle. Raises any exception if it can't be loaded."""
 
     def unload(self, adapter: Adapter) -> Awaitable[Any]:
-        """Forget an adapter. It may be unknown."""
+        """Unload an adapter; no effect if it is not loaded."""
 
 
 class Adapters:
     """The adapters of one engine. Belongs to the engine's loop, except for `fingerprint`.
 
-    `capacity` is the maximum number of loaded adapters. Beyond it, the store would drop one that is in use.
+    `capacity` is the maximum number of loaded adapters. With more, the store would drop an adapter that is in use.
     """
 
     def __init__(self, store: AdapterStore, capacity: int, read: Callable[[str], tuple[Path, str]]) -> None:
@@ -73,10 +73,10 @@ class Adapters:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def change(self, wanted: Mapping[str, str]) -> None:
-        """Set the adapters: name → folder, or name on the hub. New ones are loaded in the background.
+        """Set the adapters: name → folder, or name on the hub. New adapters are loaded in the background.
 
-        Requests can't use a removed adapter from now on. It is unloaded when those that use it have ended. An adapter
-        that could not be loaded is tried again.
+        New requests can't use a removed adapter. It is unloaded when the requests that use it have ended. If an adapter
+        could not be loaded, this tries again.
         """
         for name, adapter in list(self._by_name.items()):
             if wanted.get(name) != adapter.path or adapter.error:
@@ -106,7 +106,7 @@ class Adapters:
         return adapter
 
     def release(self, adapter: Adapter) -> None:
-        """Record that a request has ended, also in the engine."""
+        """Record that a request has ended, in the engine as well."""
         adapter.users -= 1
         self._unload_unused(adapter)
 
@@ -135,7 +135,7 @@ class Adapters:
             adapter.settled.set()
 
     async def _load_now(self, adapter: Adapter) -> None:
-        # Reads all files, so that the engine finds them in memory and is not held up by a slow disk.
+        # Reads all files, so that they are in the system's cache and the engine does not wait for a slow disk.
         folder, fingerprint = await asyncio.to_thread(self._read, adapter.path)
         await self._until_there_is_room(adapter)
         if not adapter.is_wanted:
@@ -144,7 +144,7 @@ class Adapters:
         try:
             handle = await self._store.load(adapter, folder)
         except Exception:
-            await self._unload(adapter)  # parts of it may be there
+            await self._unload(adapter)  # parts of it may be loaded
             raise
         adapter.handle, adapter.fingerprint = handle, fingerprint
         logger.info("The adapter %s (%s) is loaded.", adapter.name, adapter.path)
@@ -153,7 +153,9 @@ class Adapters:
     async def _until_there_is_room(self, adapter: Adapter) -> None:
         while adapter.is_wanted and len(self._loaded) >= self._capacity:
             if all(other.is_wanted for other in self._loaded):
-                raise ModelError(f"{self._capacity} are loaded: raise vllm.max_cpu_loras (default: vllm.max_loras)")
+                raise ModelError(
+                    f"{self._capacity} adapters are loaded already: raise vllm.max_cpu_loras (default: vllm.max_loras)"
+                )
             self._changed.clear()
             await self._changed.wait()
 
@@ -165,8 +167,8 @@ class Adapters:
     async def _unload(self, adapter: Adapter) -> None:
         try:
             await self._store.unload(adapter)
-        except Exception as error:  # it keeps its place
-            logger.error("The adapter %s is not unloaded: %s.", adapter.name, first_line(error))
+        except Exception as error:  # it still counts towards the capacity
+            logger.error("The adapter %s could not be unloaded: %s.", adapter.name, first_line(error))
             return
         self._loaded.discard(adapter)
         self._changed.set()
@@ -178,7 +180,7 @@ class Adapters:
 
 
 def read_adapter(path: str, base: str, progress: Callable[[str], None]) -> tuple[Path, str]:
-    """The folder of an adapter, fetched if it is on the hub, and the fingerprint of replies by it.
+    """The folder of an adapter, which is fetched if it is on the hub, and the fingerprint of the adapter's replies.
 
     `base` is the fingerprint of the model. Raises ModelError for a folder without an adapter.
     """

@@ -1,4 +1,4 @@
-"""Explains how to make room for the promised context when vLLM has too little memory for it."""
+"""Explains how to make room for `max_context` if vLLM has too little memory for it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class KvMemory:
     tokens: int  # the longest context that fits
     token_bytes: float  # of one token on one GPU; an estimate
     cache_bytes: int | None  # `kv_cache_memory`; None: vLLM chooses the size
-    gpus: int  # 0: it runs on the CPU
+    gpus: int  # 0: vLLM runs on the CPU
     tensor_parallel_size: int
     gpu_bytes: int  # memory of one GPU
     utilization: float  # share of it that vLLM uses
-    is_halvable: bool  # whether the cache may use numbers of half the size
+    is_halvable: bool  # whether the cache can use fp8 and then needs half of the memory
 
 
 def too_small(memory: KvMemory, context: int) -> str:
@@ -42,6 +42,6 @@ def _change(memory: KvMemory, context: int) -> str:
     if memory.is_halvable and factor <= 2:
         return "vllm.kv_cache_dtype to fp8"
     times = 2
-    while times < factor:  # a sufficient number: more GPUs also divide the weights
+    while times < factor:  # fewer GPUs may be enough, because more GPUs also divide the weights
         times *= 2
     return f"vllm.tensor_parallel_size to {memory.tensor_parallel_size * times} and num_gpus to {memory.gpus * times}"

@@ -1,4 +1,4 @@
-"""Lets a process end with the process that started it, however that one ended."""
+"""Kills a child process when its parent ends for any reason."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent() -> None:
     """Make the kernel kill this process, a child of `multiprocessing`, when the thread that started it ends.
 
-    This also ends a process that is stopped or waits for a GPU. Only on Linux.
+    This also works if this process is stopped or waits for a GPU. Has an effect only on Linux.
     """
     parent = multiprocessing.parent_process()
     if sys.platform != "linux" or parent is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it ended before the call
+    if os.getppid() != parent.pid:  # the parent ended before the call
         os.kill(os.getpid(), signal.SIGKILL)

@@ -21,13 +21,13 @@ def variables(cache: Path) -> Mapping[str, str]:
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_S),
         "VLLM_NO_USAGE_STATS": "1",
-        # vLLM copies its own variables to its workers on other nodes; it must be told to copy these.
+        # vLLM copies its own variables to its workers on other nodes, and others only if they are listed here.
         "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(folders),
         **{name: str(folder) for name, folder in folders.items()},
     }
 
 
 def prepare(cache: Path) -> None:
-    """Set the variables that are not set yet. Values from `runtime_env.env_vars` and from the image are kept."""
+    """Set the variables that are not set yet. Values from `runtime_env.env_vars` and from the image stay."""
     for name, value in variables(cache).items():
         os.environ.setdefault(name, value)

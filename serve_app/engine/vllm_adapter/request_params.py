@@ -11,10 +11,10 @@ from serve_app.engine.errors import RequestRefused, UnsupportedGrammar
 _BAN = -1e7  # vLLM adds biases before the repetition penalty, which may multiply them by 0.01
 _MIN_BIAS = -100.0  # this bias is a ban
 _MAX_BIASES = 1024  # a request with more ends vLLM's process on a GPU
-_MIN_TEMPERATURE = 0.01  # vLLM raises lower ones to this, and logs a warning for each request
-_MIN_TOP_P = 1e-6  # only the likeliest token is within it; a smaller one would become 0 in vLLM's float32
+_MIN_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and logs a warning for each request
+_MIN_TOP_P = 1e-6  # keeps only the most likely token; smaller values would become 0 in vLLM's float32
 _SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
-_OF_GRAMMARS = re.compile(r"structured|grammar|guidance|schema|regex", re.IGNORECASE)
+_GRAMMAR_WORDS = re.compile(r"structured|grammar|guidance|schema|regex", re.IGNORECASE)
 
 
 def keywords(
@@ -28,7 +28,7 @@ def keywords(
 ) -> dict[str, Any]:
     """Keyword arguments for vLLM's SamplingParams, except for the grammar and the kind of output.
 
-    The first `said` tokens of the output are part of the prompt for vLLM. `speculates`: it has a draft model.
+    For vLLM, the first `said` tokens of the output are part of the prompt. `speculates`: whether it has a draft model.
 
     Stop strings and their minimum number of tokens are not included, because the service finds stop strings in its own
     text. vLLM ends a reply at a stop token or a token of `eos`, which is then the last token of its output.
@@ -44,10 +44,10 @@ def keywords(
     if speculates and bias:
         raise ValueError("logit_bias and ignore_eos are not possible with this model: it uses speculative decoding")
     if len(bias) > _MAX_BIASES:
-        raise ValueError(f"logit_bias and the end tokens that ignore_eos bans are more than {_MAX_BIASES} token ids")
+        raise ValueError(f"logit_bias has more than {_MAX_BIASES} token ids, including end tokens that ignore_eos bans")
     return {
         "max_tokens": max(1, max_output - said),  # vLLM generates at least one, which the caller drops
-        # A reply that has completed its grammar can only end.
+        # A reply must be able to end as soon as its grammar is complete.
         "min_tokens": 0 if lark is not None else max(0, min(params.min_tokens, max_output) - said),
         "ignore_eos": ignored,
         "stop_token_ids": sorted({*params.stop_token_ids, *(() if ignored else eos)}),
@@ -67,17 +67,17 @@ def keywords(
 
 
 def grammar_text(lark: str) -> str:
-    """The Lark text for vLLM. Text that it forces may be written in any tokens that spell it.
+    """The Lark text for vLLM, with an option that allows text that the grammar forces to be spelled in any tokens.
 
-    Otherwise vLLM allows only the tokens in which the model's tokenizer encodes this text. If it contains a special
-    token's name, these do not spell it, and the reply fails.
+    By default, vLLM allows only the tokens in which the model's tokenizer encodes the text. If the text contains a
+    special token's name, those tokens do not spell it, and the reply fails.
     """
     return f'%llguidance {{"no_forcing": true}}\n{lark}'
 
 
 def refusal(message: str, parameter: str | None, params: SamplingParams) -> ValueError:
     """The error for a request that vLLM refuses with this message; `parameter` is vLLM's name of the field at fault."""
-    if params.grammar is not None and _OF_GRAMMARS.search(f"{parameter} {message}"):
+    if params.grammar is not None and _GRAMMAR_WORDS.search(f"{parameter} {message}"):
         return UnsupportedGrammar(f"this model's engine refuses it: {message}")
     plain = SamplingParams(max_tokens=params.max_tokens)
     for name in [parameter] if parameter else re.findall(r"\w+", message):

@@ -39,7 +39,7 @@ from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
 
 logger = logging.getLogger(__name__)
 
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allows as max_lora_rank
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM allows for max_lora_rank
 
 
 def start(
@@ -49,10 +49,10 @@ def start(
     on_nodes: bool = False,
     progress: Callable[[str], None] = logger.info,
 ) -> VllmEngine:
-    """Load the model of the settings with vLLM and start an engine on it; `progress` receives lines about it.
+    """Load the model of the settings with vLLM and start an engine on it; `progress` receives lines about the loading.
 
-    The process has `gpus` GPUs. With `on_nodes`, Ray has instead reserved GPUs for it in a placement group, on one or
-    more nodes.
+    The process has `gpus` GPUs. With `on_nodes`, it instead uses GPUs that Ray has reserved in a placement group, on
+    one or more nodes.
 
     Raises:
         ModelError: no such model, an argument that vLLM does not know, or vLLM did not start.
@@ -99,7 +99,7 @@ def start(
             max_waiting=settings.max_waiting,
             spare=spare,
             step_tokens=scheduler.max_num_batched_tokens,
-            # Those that vLLM has scheduled when an output arrives, the next one, and one for wrong estimates.
+            # The steps that vLLM has already scheduled when an output arrives, the next one, and one as a reserve.
             steps_ahead=llm.vllm_config.max_concurrent_batches + 2,
         )
         progress(
@@ -125,7 +125,7 @@ def start(
         loop.call_soon_threadsafe(loop.stop)
         if isinstance(error, Exception) and not isinstance(error, ModelError):
             raise ModelError(
-                f"vLLM did not start with {source.name}: {first_line(error)}. Its own lines in the log say why."
+                f"vLLM did not start with {source.name}: {first_line(error)}. See vLLM's lines in the replica's log."
             ) from error
         raise
 
@@ -186,17 +186,17 @@ def _wrong_gpus(options: VllmSettings, gpus: float, on_nodes: bool) -> str | Non
     on_cpu = current_platform.is_cpu()
     if gpus and on_cpu:
         return (
-            f"the replica has {gpus:g} GPU (num_gpus), and this is vLLM's CPU build: install the CUDA build "
+            f"the replica has {gpus:g} GPU (num_gpus), but this is vLLM's CPU build: install the CUDA build "
             "(python -m serve_app.launch.vllm_environment --device cuda), or set num_gpus to 0"
         )
     if gpus and not torch.cuda.is_available():
         return (
-            f"the replica has {gpus:g} GPU (num_gpus), and torch finds no CUDA device: check the driver and "
+            f"the replica has {gpus:g} GPU (num_gpus), but torch finds no CUDA device: check the driver and "
             "CUDA_VISIBLE_DEVICES"
         )
     if not on_cpu and gpus != options.gpus:
         return (
-            f"vllm.tensor_parallel_size × pipeline_parallel_size is {options.gpus}, and the replica has {gpus:g} GPUs: "
+            f"vllm.tensor_parallel_size × pipeline_parallel_size is {options.gpus}, but the replica has {gpus:g} GPUs: "
             f"set num_gpus to {options.gpus} in ray_actor_options"
         )
     return None
@@ -204,7 +204,7 @@ def _wrong_gpus(options: VllmSettings, gpus: float, on_nodes: bool) -> str | Non
 
 async def _start(arguments: dict[str, Any], counts: StepCounts) -> tuple[AsyncLLM, int]:
     """The engine, and the model's own context in tokens."""
-    # As an API server: vLLM's number of tokens per step and of sequences for the GPU depend on it.
+    # vLLM derives its defaults for tokens per step and for sequences from the usage: here, an API server.
     usage = UsageContext.OPENAI_API_SERVER
     config = AsyncEngineArgs(**arguments).create_engine_config(usage)
     native_context = config.model_config.max_model_len  # before vLLM lowers it to what fits

@@ -1,7 +1,7 @@
 """vLLM as an EnginePort: its AsyncLLM on a separate thread and event loop, behind the service's queue.
 
-The service also produces the text and the token counts itself. vLLM schedules, computes and samples in a separate
-process. Requests wait in the gate here, so vLLM's queue stays nearly empty.
+vLLM schedules, computes and samples in a separate process. The service itself produces the text and the token counts.
+Requests wait in the gate here, so vLLM's queue stays nearly empty.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class VllmEngine:
         self._prompt_tokens = 0
         self._prefix_hit_tokens = 0
         self._closing = False
-        self._failure: str | None = None  # why the engine was given up
+        self._failure: str | None = None  # why the engine has ended without a call of `close`
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """Implements `EnginePort.generate`."""
@@ -136,13 +136,13 @@ class VllmEngine:
         ranges.check_sampling(params, self._limits.vocab_size)
         lark = state = None
         if params.grammar is not None and request.said:
-            raise UnsupportedGrammar("vLLM can't continue a reply that is held to a grammar")
+            raise UnsupportedGrammar("vLLM can't continue a reply that has a grammar")
         if params.grammar is not None:
             compiled = await self._grammars.prepare(params.grammar, request.tenant)
             lark, state = compiled.lark, self._grammars.start_grammar(params.grammar, compiled, request.tenant)
         max_output = min(params.max_tokens, self._limits.max_output, room)
         if request.said and len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
-            raise ValueError("the reply has ended with the tokens that are to be continued")
+            raise ValueError("the reply to continue has already ended")
         keywords = request_params.keywords(
             params,
             max_output,
@@ -151,9 +151,9 @@ class VllmEngine:
             len(request.said),
             speculates=self._llm.vllm_config.speculative_config is not None,
         )
-        held = None if lark is None else StructuredOutputsParams(grammar=request_params.grammar_text(lark))
+        structured = None if lark is None else StructuredOutputsParams(grammar=request_params.grammar_text(lark))
         try:
-            sampling = VllmSampling(**keywords, output_kind=RequestOutputKind.DELTA, structured_outputs=held)
+            sampling = VllmSampling(**keywords, output_kind=RequestOutputKind.DELTA, structured_outputs=structured)
         except VLLMClientError as error:
             raise _refusal(error, params) or error from error
         sink = LoopSink(asyncio.get_running_loop())
@@ -224,7 +224,7 @@ class VllmEngine:
     def check_health(self) -> None:
         """Raises EngineFailed if the engine was closed, hangs, or vLLM's process has ended.
 
-        A hang ends all requests and vLLM's process, because a process that hangs does not react to anything else.
+        If vLLM hangs, this ends all requests and kills vLLM's process, which does not react to anything else.
         """
         if not self._closing and self._failure is None and (problem := self._hang.problem()) is not None:
             logger.critical("vLLM is killed: %s.", problem)
@@ -244,7 +244,7 @@ class VllmEngine:
         """Abort all requests and end vLLM's process; returns after it has ended. May be called twice."""
         if self._thread.is_alive():
             try:
-                # Cancelled or rejected if another call has closed the engine in the meantime.
+                # These errors mean that another call has closed the engine in the meantime.
                 with contextlib.suppress(RuntimeError, CancelledError):
                     asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
             finally:
@@ -292,7 +292,7 @@ class VllmEngine:
                 live.deadline.cancel()
             self._emit(live, self._started_event(live, live.said_text))
             live.task = self._loop.create_task(self._run(live))
-            # Not before the task has told vLLM that the request has ended: until then, a step may need the adapter.
+            # Only when the task has told vLLM that the request has ended. Until then, a step may need the adapter.
             live.task.add_done_callback(partial(self._task_ended, live))
 
     def _task_ended(self, live: _Live, _: asyncio.Task[None]) -> None:
@@ -301,7 +301,7 @@ class VllmEngine:
     def _take_adapter(self, request: GenerationRequest) -> Adapter | None:
         if not request.adapter:
             return None
-        first = self._live.get(request.request_id.partition("#")[0])  # the choice that this one belongs to
+        first = self._live.get(request.request_id.partition("#")[0])  # the first choice of the same call
         if first is not None and first.adapter is not None:
             return self._adapters.take_again(first.adapter)
         return self._adapters.take(request.adapter)
@@ -350,12 +350,12 @@ class VllmEngine:
         before = live.text.num_tokens
         reason = None
         for index, token in enumerate(tokens):
-            if (reason := self._by_grammar(live, token)) is not None:
+            if (reason := self._grammar_failure(live, token)) is not None:
                 break
             scored: tuple[Any, ...] = (None,)
             if logprobs is not None:
                 scored = _chosen_and_top(logprobs[index], token, live.params.logprobs or 0)
-            if not live.text.has_room:  # only the prompt was wanted
+            if not live.text.has_room:  # the request asks for no output tokens
                 reason = live.text.end(FinishReason.LENGTH)
             elif token in self._limits.eos_token_ids and not live.params.ignore_eos:
                 reason = live.text.end_with(token, *scored)
@@ -368,7 +368,7 @@ class VllmEngine:
             if reason is not None:
                 break
         if reason is None and output.finished:
-            # Our limits end a reply first; here vLLM has ended it for another reason.
+            # The checks above end most replies first. This one has ended for a reason that only vLLM knows.
             known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(completion.finish_reason))
             reason = FinishReason.ERROR if known is None else live.text.end(known)
         self._gate.produced(live.place, live.text.num_tokens - before)
@@ -377,7 +377,7 @@ class VllmEngine:
         return reason
 
     def _emit_scores(self, live: _Live, by_position: Sequence[Any]) -> bool:
-        """Send the log-probabilities of a prompt, which vLLM reports with its first token. Returns whether it does."""
+        """Send the prompt's log-probabilities, which vLLM reports with the first token. Returns False without them."""
         prompt, count = live.request.prompt_token_ids, live.params.prompt_logprobs or 0
         if len(by_position) != len(prompt):
             found = f"{len(by_position)} log-probabilities for {len(prompt)} tokens of a prompt"
@@ -389,17 +389,17 @@ class VllmEngine:
             self._emit(live, scored)
         return True
 
-    def _by_grammar(self, live: _Live, token: int) -> FinishReason | None:
-        """The reason to end the reply before this token if its grammar cannot continue, else None.
+    def _grammar_failure(self, live: _Live, token: int) -> FinishReason | None:
+        """The reason to end the reply before this token if the grammar has failed, else None.
 
-        vLLM would end such a reply as if it were complete.
+        vLLM would report such a reply as complete.
         """
         if live.grammar is None:
             return None
         live.grammar.accept(token)
         if live.grammar.error is None:
             return None
-        if live.grammar.too_large:  # as in the native engine: cut and billed
+        if live.grammar.too_large:  # as in the native engine, the reply keeps its text and is billed
             logger.warning("The reply of request %s ends early: %s.", live.request.request_id, live.grammar.error)
             return live.text.end(FinishReason.LENGTH)
         logger.error("No token for request %s: %s.", live.request.request_id, live.grammar.error)
@@ -444,17 +444,17 @@ class VllmEngine:
             self._release()
 
     def _give_up(self, request_id: str, sink: LoopSink) -> None:
-        """Abort a request whose caller has ended; a different request with the same id is left alone."""
+        """Abort a request whose caller has ended; has no effect on a later request with the same id."""
         if (live := self._live.get(request_id)) is not None and live.sink is sink:
             self._end(live, FinishReason.ABORT)
 
     def _abort_soon(self, request_id: str) -> None:
-        """Abort a request whose caller's loop is closed; later, because the outbox is delivering now."""
+        """Abort a request whose caller's loop is closed. Not immediately, because the outbox is delivering now."""
         if (live := self._live.get(request_id)) is not None:
             self._loop.call_soon(self._end, live, FinishReason.ABORT)
 
     def _emit(self, live: _Live, event: Event) -> None:
-        """Deliver the event after all callbacks that are ready now: one wake-up of the caller's loop per step."""
+        """Deliver the event after all callbacks that are ready now, so that a step wakes the caller's loop once."""
         self._outbox.put(live.request.request_id, live.sink, event)
         if self._delivery is None:
             self._delivery = self._loop.call_soon(self._deliver)
@@ -485,7 +485,7 @@ class VllmEngine:
 
         def run() -> None:
             if not done.set_running_or_notify_cancel():
-                return  # the caller has gone
+                return  # the caller was cancelled
             try:
                 work()
             except Exception as error:
@@ -503,13 +503,13 @@ class VllmEngine:
 
 
 def _refusal(error: Exception, params: SamplingParams) -> Exception | None:
-    """The error of a request that vLLM has refused with this one; None if vLLM itself has failed."""
+    """The service's error for vLLM's `error` about a request; None if vLLM itself has failed."""
     cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
-    if isinstance(cause, GracefulHTTPError):  # its own limits on waiting requests, if further arguments set them
+    if isinstance(cause, GracefulHTTPError):  # vLLM's limits on waiting requests, if further arguments set them
         return QueueFull(0)
     if not isinstance(cause, VLLMClientError | ValueError):
         return None
-    message = first_line(Exception(*cause.args))  # vLLM's own text of an error repeats the parameter and its value
+    message = first_line(Exception(*cause.args))  # str(cause) would repeat the parameter and its value
     return request_params.refusal(message, getattr(cause, "parameter", None), params)
 
 
@@ -520,7 +520,7 @@ class _LoraStore:
         self._llm = llm
 
     async def load(self, adapter: Adapter, folder: Path) -> LoRARequest:
-        # vLLM finds cached prompts by name: without the number, those of an earlier adapter of this name.
+        # vLLM finds cached prompts by this name. Without the number, it would find those of an earlier adapter.
         request = LoRARequest(f"{adapter.name}-{adapter.number}", adapter.number, str(folder))
         await self._llm.add_lora(request)
         return request
@@ -530,7 +530,7 @@ class _LoraStore:
 
 
 def _chosen_and_top(logprobs: Any, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """The token's log-probability, and those of the `count` likeliest tokens, likeliest first."""
+    """The token's log-probability, and the `count` most likely tokens with theirs, most likely first."""
     likeliest = sorted(
         ((other, value.logprob) for other, value in logprobs.items()), key=lambda pair: (-pair[1], pair[0])
     )

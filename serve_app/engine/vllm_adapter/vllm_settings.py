@@ -9,9 +9,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.engine.config import EngineSettings
 
-#: The most sequences that vLLM runs by default, on any GPU.
+#: Maximum number of sequences that vLLM runs by default, on any GPU.
 MAX_SEQUENCES = 1024
-SPARE = 8  # one additional sequence per this many slots, for tenants that have none running
+SPARE = 8  # one additional sequence per this number of slots, for tenants without a running sequence
 #: vLLM's arguments that follow from the service's settings, mapped to the setting to use instead.
 INSTEAD = {
     "model": "model",
@@ -24,7 +24,7 @@ INSTEAD = {
     "enable_lora": "vllm.max_loras",
     "adapters": "adapters in the user_config of Model",
 }
-#: vLLM's arguments that have only one right value here.
+#: vLLM's arguments that the service sets itself.
 FIXED = {
     "skip_tokenizer_init", "tokenizer", "structured_outputs_config", "logprobs_mode", "max_logprobs",
     "disable_log_stats", "enable_log_requests", "served_model_name", "generation_config", "data_parallel_size",
@@ -43,18 +43,18 @@ class VllmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs that share each layer."""
+    """Number of GPUs that compute each layer together."""
     pipeline_parallel_size: int = Field(default=1, ge=1)
-    """Groups of GPUs that share the layers. `num_gpus` is the product of both sizes."""
+    """Number of groups of GPUs; each group has a part of the layers. `num_gpus` is the product of both sizes."""
     quantization: str | None = None
-    """vLLM's name of a method, such as fp8_per_tensor or awq."""
+    """vLLM's name of a quantization method, such as fp8_per_tensor or awq."""
     max_loras: int = Field(default=0, ge=0)
-    """Maximum number of LoRA adapters that are on the GPU, which is also that of one step. 0: no adapters."""
+    """Maximum number of LoRA adapters on the GPU, and therefore in one step. 0: no adapters."""
     max_cpu_loras: int | None = Field(default=None, ge=1)
-    """Maximum number of loaded adapters. Those that are not on the GPU are in the machine's memory. Default:
+    """Maximum number of loaded adapters. Adapters that are not on the GPU are in the machine's memory. Default:
     `max_loras`."""
     max_lora_rank: int = Field(default=16, ge=1, le=512)
-    """Maximum rank of an adapter. Each place on the GPU takes memory for it."""
+    """Maximum rank of an adapter. vLLM reserves GPU memory for `max_loras` adapters of this rank."""
     further: SkipJsonSchema[dict[str, Any]] = {}  # all other keys
 
     @property
@@ -81,9 +81,9 @@ def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
     if odd := sorted(NATIVE_ONLY & settings.model_fields_set):
         return f"{odd[0]} is a setting of the native engine: leave it out with engine: vllm"
     if settings.dtype == "int8":
-        return "dtype int8 is of the native engine: set vllm.quantization, or dtype to bfloat16"
+        return "dtype int8 is only for the native engine: set vllm.quantization, or dtype to bfloat16"
     if vllm.max_cpu_loras is not None and not vllm.max_loras:
-        return "vllm.max_cpu_loras: set max_loras too, the number of adapters on the GPU"
+        return "vllm.max_cpu_loras: also set max_loras, the number of adapters on the GPU"
     if vllm.max_cpu_loras is not None and vllm.max_cpu_loras < vllm.max_loras:
         return f"vllm.max_cpu_loras is less than max_loras: set it to {vllm.max_loras} or more"
     for name in vllm.further:
@@ -95,7 +95,7 @@ def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
 
 
 def max_sequences(settings: EngineSettings) -> int | None:
-    """Sequences that vLLM may run together: `max_running` and the spare ones. None: vLLM chooses for the GPU."""
+    """Number of sequences that vLLM may run together, including the spare ones. None: vLLM chooses for the GPU."""
     if "max_running" not in settings.model_fields_set:
         return None
     return settings.max_running + max(1, settings.max_running // SPARE)

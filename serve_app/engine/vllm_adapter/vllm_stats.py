@@ -15,7 +15,7 @@ from serve_app.engine.port import Sample
 class StepCounts(StatLoggerBase):
     """Counters since the start. vLLM calls `record` on the loop that it runs on.
 
-    `on_step` is called after each step, also one without an output.
+    `on_step` is called after each step, even if the step has no output.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class StepCounts(StatLoggerBase):
 
 
 def own_metrics() -> Iterator[Sample]:
-    """Yields vLLM's metrics. It counts them in this process, with Prometheus' client.
+    """Yields vLLM's metrics, which it counts in this process with Prometheus' client.
 
-    The series of a histogram are gauges here. Metrics that only have configuration as labels are left out.
+    The series of a histogram become gauges. Metrics that only have configuration as labels are left out.
     """
     for family in REGISTRY.collect():
         if not family.name.startswith("vllm:") or family.name.endswith("_info"):

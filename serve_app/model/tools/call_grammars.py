@@ -21,9 +21,9 @@ class BadTool(ValueError):
 
 
 def required_calls(tool_format: ToolFormat, tools: Sequence[Tool], parallel: bool = True) -> Grammar:
-    """Returns the grammar of a reply that calls one of `tools`, or several if `parallel` is set and the format can.
+    """Returns the grammar of a reply that calls one of `tools`, or several if `parallel` and the format permit it.
 
-    Schema keywords that cannot be enforced are ignored, unless the function has `strict` of true.
+    Schema keywords that cannot be enforced are ignored, unless the function has `strict: true`.
 
     Raises:
         BadTool: the parameters of a function do not describe an object.
@@ -43,9 +43,9 @@ def optional_calls(
 ) -> Grammar:
     """Returns the grammar of a reply that may call some of `tools`.
 
-    The arguments match the schema if the function has `strict` of true. The reply's parser must use `only_first` in two
-    cases: the format has no marker for the beginning of calls, or a reply without calls must be JSON. A string in that
-    JSON may look like a call. `shown` and `otherwise` are as in `Grammar.tool_calls`.
+    The arguments match the schema if the function has `strict: true`. The reply's parser must use `only_first` in two
+    cases: if the format has no marker for the beginning of calls, or if a reply without calls must be JSON, because a
+    string in the JSON may look like a call. `shown` and `otherwise` are as in `Grammar.tool_calls`.
 
     Raises:
         BadTool: the parameters of a strict function do not describe an object.
@@ -77,9 +77,9 @@ def _grammar(
 
 
 def arguments_schema(function: Tool) -> dict[str, Any]:
-    """Returns the JSON Schema for the arguments of a function; without parameters, the schema of the empty object.
+    """Returns the JSON Schema for a function's arguments. A function without parameters takes the empty object.
 
-    Arguments that match it also match the function's schema.
+    Arguments that match the result also match the function's own schema.
 
     Raises:
         BadTool: the function's parameters do not describe an object.

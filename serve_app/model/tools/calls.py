@@ -20,9 +20,9 @@ _KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
 class CallReader:
     """Reads calls from a source into parts. Each format's parser finds where the calls are.
 
-    Text that was skipped but is not part of a call stays held in the source. `offered` are the functions that a call
-    without a marker may name. Only these names distinguish such a call from other JSON. `rng` generates the ids.
-    `checked` and `only_calls` are as in `ReplyParser`.
+    Skipped text stays held in the source until it is known to be part of a call. `offered` has the names of functions
+    that a call without a marker may have; only the name distinguishes such a call from other JSON. `rng` generates the
+    ids. `checked` and `only_calls` are as in `ReplyParser`.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class CallReader:
         self.add_text(self._source.take_held())
 
     def end_attempt(self) -> None:
-        """Adds held text that began like a call, but is none, as plain text. A call that was cut is dropped instead."""
+        """Ends a failed attempt to read a call: its held text becomes plain text.
+
+        At the end of a reply that a grammar has checked, the text is an incomplete call and is dropped instead.
+        """
         if self._checked and self._source.is_over:
             self.drop_held()
         else:
@@ -64,11 +67,11 @@ class CallReader:
         self._source.take_held()
 
     def read_arguments(self, name: str) -> Steps[bool]:
-        """Reads the arguments of a call of `name`, which begin here. Returns False if there is no call; all is held."""
+        """Reads the arguments of a call of `name`, which begin here. If it is no call, holds all and returns False."""
         if not _is_name(name):
             return False
         if (yield from self._source.next_char()) != "{":
-            return self._complete_call(name, (yield from self._odd_arguments()))
+            return self._complete_call(name, (yield from self._null_or_quoted_arguments()))
         self._start_call(name)
         self._source.copy_to(lambda text: self.parts.append(CallArguments(self._calls, text)), hold=False)
         complete = yield from self._source.json_value()
@@ -77,11 +80,11 @@ class CallReader:
         return True
 
     def read_object(self, marked: bool = True) -> Steps[bool]:
-        """Reads a call that is an object, which begins here. Returns False if there is no call; all is then held.
+        """Reads a call in the form of a JSON object, which begins here. If it is no call, holds all and returns False.
 
-        After True, the held text is plain text unless the format can use it: an object that becomes invalid after its
-        arguments still counts as a call. Unless `marked`, it must name an offered function and have only the usual
-        keys.
+        Without `marked`, the object must name an offered function and have only keys of `_KEYS`. An object that becomes
+        invalid after its arguments still counts as a call. The text after the arguments is then held. It is plain text,
+        unless it belongs to the format's syntax.
         """
         name: str | None = None
         early: str | None = None  # arguments that came before the name
@@ -144,7 +147,7 @@ class CallReader:
             c = yield from self._source.skip_space()
 
     def read_array(self, marked: bool = True) -> Steps[bool]:
-        """Reads the calls in an array whose opening bracket was skipped; otherwise as `read_object`."""
+        """Reads the calls in an array whose opening bracket was skipped; otherwise like `read_object`."""
         called = False
         while (yield from self._source.skip_space()) == "{":
             if not (yield from self.read_object(marked)):
@@ -167,7 +170,10 @@ class CallReader:
         return isinstance(last, CallEnded) and last.ending is Ending.COMPLETE
 
     def _complete_call(self, name: str, arguments: str | None) -> bool:
-        """Adds a call that is complete at once. Without arguments, the reply's end cuts it short, or it is no call."""
+        """Adds a call whose arguments have been read. None means that they are incomplete or not valid.
+
+        With None, adds an incomplete call if the end of the reply has cut it, and otherwise returns False.
+        """
         if arguments is None and not ((self.by_length or self._checked) and self._source.is_over):
             return False
         self._start_call(name)
@@ -177,10 +183,11 @@ class CallReader:
         return True
 
     def _early_arguments(self, first: str) -> Steps[str | None]:
-        """Returns the text of arguments that come before the function's name. The text is held back."""
-        return (yield from self._copied(self._source.json_value()) if first == "{" else self._odd_arguments())
+        """Returns the text of arguments that come before the function's name. The text stays held."""
+        copied = self._copied(self._source.json_value()) if first == "{" else self._null_or_quoted_arguments()
+        return (yield from copied)
 
-    def _odd_arguments(self) -> Steps[str | None]:
+    def _null_or_quoted_arguments(self) -> Steps[str | None]:
         """Returns the text of arguments that are null or an object's JSON in a string; None for other arguments."""
         if (yield from self._source.next_char()) == "n":
             return "{}" if (yield from self._source.skip("null")) else None
@@ -198,7 +205,7 @@ class CallReader:
         return None if quoted is None else str(json.loads(quoted))
 
     def _copied(self, steps: Steps[bool]) -> Steps[str | None]:
-        """Returns the text that `steps` skip, which is also held; None if they fail."""
+        """Runs `steps` and returns the text that they skip, which is also held; None if they fail."""
         copy: list[str] = []
         self._source.copy_to(copy.append)
         succeeded = yield from steps

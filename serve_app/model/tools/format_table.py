@@ -25,9 +25,9 @@ TOOL_FORMATS: Final = MappingProxyType(
 
 
 def format_of(chat_template: str | None) -> ToolFormat:
-    """Returns the first format in which the Jinja text of a chat template writes calls; the plain one for all others.
+    """Returns the tool-call format that the Jinja text of a chat template uses, or the plain format.
 
-    A template with tools in an unsupported form counts as plain. The prompt must then tell the model to write calls in
-    the form that the parser reads.
+    A template that writes calls in an unsupported form counts as plain. The prompt must then tell the model to write
+    calls in the form that the parser reads.
     """
     return next(tool_format for tool_format in TOOL_FORMATS.values() if tool_format.used_by(chat_template or ""))

@@ -1,7 +1,7 @@
 """Puts tools, earlier calls and their results into messages, as a chat template reads them or as plain text.
 
 Messages are the API's: dicts with `role`, `content` and, if they apply, `tool_calls` (with arguments as JSON in a
-string), `tool_call_id` and `name`. No argument is changed.
+string), `tool_call_id` and `name`. The functions do not modify what they receive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def conversation(
 
 
 def tools_as_text(tool_format: ToolFormat, tools: Sequence[Message]) -> str:
-    """Returns the system text about the tools, for templates that have no place for them."""
+    """Returns the system text that describes the tools, for templates that do not read the variable `tools`."""
     lines = [
         "You can call these functions:",
         "",
@@ -66,14 +66,14 @@ def _without_calls(message: Message) -> dict[str, Any]:
 
 
 def _parsed(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Parses the arguments. Templates write them as JSON or iterate over them: text would be quoted twice, or split."""
+    """Parses the arguments. Templates serialize them or iterate over them, so text would be quoted twice or split."""
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
             parsed = from_json(arguments) if arguments.strip() else {}
-        except (ValueError, TypeError):  # also for half a surrogate, and for nesting too deep to be written again
+        except (ValueError, TypeError):  # also raised for an unpaired surrogate and for deep nesting
             parsed = None
-        # A client may send back a call that was cut short; its text stays readable.
+        # A client may send back an incomplete call; its text stays readable.
         arguments = parsed if isinstance(parsed, dict) else {"arguments": arguments}
     return {"name": function["name"], "arguments": arguments}
 
@@ -116,9 +116,9 @@ def _nine_letters(call_id: str) -> str:
 
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts each call into a separate message, followed by its result: some templates reject several calls in one.
+    """Puts each call into a separate message, followed by its result, for templates that reject several calls in one.
 
-    These templates also leave out the text of a message with calls, so the text becomes a message before the calls.
+    These templates also omit the text of a message with calls, so the text becomes a separate message before the calls.
     """
     result: list[dict[str, Any]] = []
     left = list(messages)
@@ -140,10 +140,10 @@ def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _written_out(tool_format: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Writes calls as text, as the model wrote them, and results as user messages if there is no role for them.
+    """Writes calls as text, in the form in which the model writes them.
 
-    Adjacent results then become one message, and the user's next message joins them. Many templates require that user
-    and assistant alternate.
+    If the format has no role for results, they become user messages. Adjacent results and the user's next message are
+    then joined, because many templates require that user and assistant alternate.
     """
     names = _names(messages)
     result: list[dict[str, Any]] = []

@@ -1,10 +1,9 @@
 """The base class of reply parsers: takes text as it arrives, and returns parts as soon as they are certain.
 
-A reply is reasoning, if the model has markers for it, then text and calls. If a reply has no reasoning and no calls,
-its texts together are exactly the reply. White space between calls, before the first and after the last belongs to the
-calls and is dropped, as are their markers. Every other character is in exactly one text or in the arguments of a call.
-A call that becomes invalid before its name and the beginning of its arguments are known is returned as text. No reply
-of a model makes the parser raise.
+A reply consists of optional reasoning, if the model has markers for it, followed by text and calls. Without reasoning
+and calls, the text parts joined together are exactly the reply. White space around calls is dropped, like their
+markers. Every other character is in exactly one text part or in the arguments of a call. A call that becomes invalid
+before its name and the beginning of its arguments are known is returned as text. The parser raises for no reply.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ _WithText = Reasoning | Text | CallArguments
 class ReplyParser:
     """Parses one reply. This class finds no calls; each tool-call format has a subclass.
 
-    `offered` are the names of the functions in the prompt; `seed` determines the ids of calls. With `only_first`, calls
-    can only be at the beginning. A reply that begins differently is text, whatever it contains. A form that the format
-    reads as a call only if it stands alone is then text, too. With `checked`, a grammar allows no text that begins like
-    a call, so a call that was cut before it is known is dropped. With `only_calls`, the grammar allows no text at all
-    beside reasoning, and none is returned. `markers` are the reasoning markers, None for a model
-    without reasoning. `left_open` says that the prompt already contains the first marker.
+    `offered` has the names of the functions in the prompt. `seed` determines the ids of calls.
+
+    - `only_first`: only calls at the beginning are read. Everything after other text is text, whatever it contains.
+    - `markers`: the reasoning markers; None for a model without reasoning.
+    - `left_open`: the prompt already contains the first reasoning marker.
+    - `checked`: a grammar excludes text that begins like a call, so an incomplete call without a known name is dropped,
+      not returned as text.
+    - `only_calls`: the grammar excludes all text besides reasoning, so no text is returned.
     """
 
     _first = ""  # possible first characters of calls at the beginning of a reply
@@ -50,7 +51,7 @@ class ReplyParser:
         self._source = Source()
         self._calls = CallReader(self._source, offered, random.Random(seed), checked, only_calls)
         self._only_first = only_first
-        self._steps = self._whole_reply(markers, left_open)
+        self._steps = self._read_reply(markers, left_open)
         self._proceed()
 
     def feed(self, text: str) -> list[Part]:
@@ -59,16 +60,17 @@ class ReplyParser:
         return self._proceed()
 
     def feed_end(self, reason: str) -> list[Part]:
-        """Ends the reply and returns the parts that were held back. A `reason` of "length" cuts calls short.
+        """Ends the reply and returns the parts that were held back. `reason` is the finish reason.
 
-        An open call ends as cut. A call that was not open yet is cut only if its name was known and the length limit
-        ended the reply, or a grammar has checked it; otherwise it is text.
+        A call whose name and the beginning of its arguments are known is returned as incomplete. If only its name is
+        known, it is returned as incomplete if `reason` is "length" or if a grammar has checked the reply. All other
+        incomplete calls are text; if a grammar has checked the reply, they are dropped.
         """
         self._source.ended = True
         self._calls.by_length = reason == "length"
         return self._proceed()
 
-    def _whole_reply(self, markers: Markers | None, left_open: bool) -> Steps[None]:
+    def _read_reply(self, markers: Markers | None, left_open: bool) -> Steps[None]:
         if markers is not None:
             yield from read_reasoning(self._source, markers, left_open, self._calls.parts)
         if self._only_first:
@@ -78,7 +80,7 @@ class ReplyParser:
         yield from self._text_and_calls()
 
     def _text_and_calls(self) -> Steps[None]:
-        """Reads the reply by the format's grammar. Text after the end of the grammar is plain text."""
+        """Reads text and calls in the format's syntax. When these steps end, the rest of the reply is plain text."""
         return
         yield
 
@@ -94,7 +96,7 @@ class ReplyParser:
         return parts
 
     def _text_until(self, openers: tuple[str, ...], closers: tuple[str, ...] = ()) -> Steps[str]:
-        """Reads text up to one of `openers`, which is skipped, held and returned. Returns "" at the end of the reply.
+        """Reads text up to one of `openers` and returns the opener, which stays held. Returns "" at the reply's end.
 
         `closers` directly after a call belong to the call, and so does an incomplete closer at the end of the reply.
         Elsewhere, closers are text.
@@ -117,7 +119,7 @@ class ReplyParser:
         return ""
 
     def _end_text(self) -> None:
-        """Handles the held text at the end of the reply. It may still belong to the call before it."""
+        """Drops the text that is held at the end of the reply if it follows a call, or else adds it as plain text."""
         if self._calls.after_call:
             self._calls.drop_held()
         else:
@@ -125,9 +127,9 @@ class ReplyParser:
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
-    """Returns the same parts, with adjacent parts of one kind joined and parts with empty text removed.
+    """Joins adjacent parts of one kind and removes parts with empty text.
 
-    Text is joined only once, so a reply in many small pieces takes linear time.
+    Joins each text only once, so a reply in many small pieces takes linear time.
     """
     result: list[Part] = []
     nonempty = (part for part in parts if getattr(part, "text", True))

@@ -1,9 +1,9 @@
 """Separates a reply's reasoning from its content, as it arrives.
 
 Reasoning is at the beginning of the reply, between two markers. The template may have written the first marker already.
-Later markers are content: a model that explains them is not reasoning. White space next to a marker belongs to it and
-is dropped; every other character is returned exactly once. Sources: the chat templates of Qwen/Qwen3-8B and QwQ-32B,
-deepseek-ai/DeepSeek-R1 and DeepSeek-V3.1, mistralai/Magistral-Small-2509 and CohereForAI/c4ai-command-r7b.
+Markers after that are content: the model may explain them. White space next to a marker is dropped with it; every other
+character is returned exactly once. Sources: the chat templates of Qwen/Qwen3-8B and QwQ-32B, deepseek-ai/DeepSeek-R1
+and DeepSeek-V3.1, mistralai/Magistral-Small-2509 and CohereForAI/c4ai-command-r7b.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Markers:
     def left_open(self, prompt: str) -> bool:
         """Returns whether a rendered prompt ends within reasoning, so that the reply begins there.
 
-        Only the end of the prompt counts: templates that switch reasoning off write an empty pair.
+        Only the end of the prompt counts, because templates that turn reasoning off write both markers.
         """
         return prompt.rstrip().endswith(self.begin)
 
@@ -44,9 +44,9 @@ def markers_of(chat_template: str | None) -> Markers | None:
 
 
 def read_reasoning(source: Source, markers: Markers, left_open: bool, parts: list[Part]) -> Steps[None]:
-    """Reads the reasoning of a reply, if it has any, into `parts`. The source is then at the content.
+    """Reads the reasoning of a reply, if it has any, into `parts`. Afterwards, the source is at the content.
 
-    `left_open` says that the prompt already contains the first marker.
+    `left_open`: the prompt already contains the first marker.
     """
     yield from source.skip_space()
     if left_open:

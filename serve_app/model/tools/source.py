@@ -13,26 +13,26 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
-MAX_DEPTH: Final = 200  # nesting of arrays and objects; recursive JSON parsers fail somewhere above it
+MAX_DEPTH: Final = 200  # nesting of arrays and objects; recursive JSON parsers fail at some higher depth
 
 _BLANKS: Final = " \t\r\n"
 _SPACE = re.compile(f"[{_BLANKS}]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-_OF_NUMBERS = re.compile(r"[-+.0-9eE]+")
+_NUMBER_CHARACTERS = re.compile(r"[-+.0-9eE]+")
 _LONGEST_NUMBER = 400  # characters; every double needs fewer
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 
 class Source:
-    """The text that has arrived. `text[at:]` was not skipped yet."""
+    """The text that has arrived. `text[at:]` has not been skipped yet."""
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
-        self._from = 0  # text[_from:at] was skipped and not passed on yet
+        self._from = 0  # text[_from:at] was skipped but not passed on yet
         self._held: list[str] = []
         self._holds = True
         self._copy_to: Callable[[str], object] | None = None
@@ -63,7 +63,7 @@ class Source:
         return held
 
     def put_back_held(self) -> None:
-        """Puts the text that was skipped and held back, to be read again."""
+        """Makes the held text unread, so that it is read again."""
         self.text = self.take_held() + self.text[self.at :]
         self.at = self._from = 0
 
@@ -78,7 +78,7 @@ class Source:
         return text
 
     def holds_beginning_of(self, constants: tuple[str, ...]) -> bool:
-        """Returns whether the held text, without surrounding white space, begins one of `constants`."""
+        """Returns whether one of `constants` begins with the held text, without its surrounding white space."""
         self.pass_on()
         held = "".join(self._held).strip(_BLANKS)
         return any(constant.startswith(held) for constant in constants)
@@ -93,7 +93,7 @@ class Source:
                 self._copy_to(piece if escaped is None else escaped)
             self._from = self.at
 
-    # The steps of a parser. At the end of the reply they fail as they do for an unexpected character.
+    # The steps of a parser. They treat the end of the reply like an unexpected character.
 
     def more(self) -> Steps[bool]:
         """Waits for a character. Returns False at the end of the reply."""
@@ -110,7 +110,7 @@ class Source:
         return ""
 
     def skip_space(self) -> Steps[str]:
-        """Skips JSON white space. Returns the character after it, as `next_char`."""
+        """Skips JSON white space. Returns the character after it, like `next_char`."""
         if self.at < len(self.text) and self.text[self.at] not in _BLANKS:
             return self.text[self.at]
         while True:
@@ -123,17 +123,14 @@ class Source:
                 return ""
 
     def skip(self, wanted: str) -> Steps[bool]:
-        """Skips `wanted`. Returns False on failure; the characters that match were then skipped."""
+        """Skips `wanted`. Returns False if other text comes; the characters that matched stay skipped."""
         return bool((yield from self.skip_any((wanted,))))
 
-    def skip_span(self, of: re.Pattern[str], most: int) -> Steps[str]:
-        """Skips and returns the longest run of at most `most` characters that matches `of`.
-
-        `of` matches one or more of some characters.
-        """
+    def skip_span(self, characters: re.Pattern[str], limit: int) -> Steps[str]:
+        """Skips and returns the longest run of `characters`, a repeated class such as `[a-z]+`, up to `limit`."""
         run = ""
-        while len(run) < most and (self.at < len(self.text) or (yield from self.more())):
-            found = of.match(self.text, self.at, self.at + most - len(run))
+        while len(run) < limit and (self.at < len(self.text) or (yield from self.more())):
+            found = characters.match(self.text, self.at, self.at + limit - len(run))
             if not found:
                 break
             run += found[0]
@@ -235,5 +232,5 @@ class Source:
             return (yield from self.json_string())
         if first in _LITERALS:
             return (yield from self.skip(_LITERALS[first]))
-        number = yield from self.skip_span(_OF_NUMBERS, _LONGEST_NUMBER)
+        number = yield from self.skip_span(_NUMBER_CHARACTERS, _LONGEST_NUMBER)
         return _NUMBER.fullmatch(number) is not None

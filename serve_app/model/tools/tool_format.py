@@ -24,17 +24,17 @@ class ToolFormat:
     separator: str | None
     opening: str = ""
     closing: str = ""
-    markers: tuple[str, ...] = ()  # must reach the parser as text, even if they are special tokens
+    markers: tuple[str, ...] = ()  # texts that must reach the parser even if they are special tokens
     begins: str = ""  # the marker that begins calls; empty if there is none
-    # Other text that the parser reads as a call: text after one of `also_begins`, and possibly a reply that begins with
-    # a character in `bare`.
+    # The parser also reads calls after one of `also_begins`, and at the beginning of a reply whose first character is
+    # in `bare`.
     also_begins: tuple[str, ...] = ()
     bare: str = ""
     # Inputs that the format's chat templates read directly.
     reads_tools: bool = True  # definitions, as the variable `tools`
     reads_calls: bool = True  # messages with `tool_calls`
     reads_results: bool = True  # messages with the role `tool`
-    nine_letter_ids: bool = False  # the template rejects ids other than nine letters and digits
+    nine_letter_ids: bool = False  # the template only accepts ids of nine letters and digits
 
     def around(self, name: str) -> tuple[str, str]:
         """Returns the texts before and after the arguments of one call."""
@@ -43,6 +43,6 @@ class ToolFormat:
         return before.replace('"NAME"', json.dumps(name)) if quoted else before.replace("NAME", name), after
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Returns calls, each (name, arguments as JSON), as text. Without a separator, each is on a separate line."""
+        """Returns calls, each (name, arguments as JSON), as text; on separate lines if there is no separator."""
         single = [arguments.join(self.around(name)) for name, arguments in calls]
         return self.opening + ("\n" if self.separator is None else self.separator).join(single) + self.closing

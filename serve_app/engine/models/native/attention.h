@@ -18,8 +18,8 @@ struct Stretch {
     int kv_head, from, end;
 };
 
-// Prefetches the blocks that are read next, a few cache lines at a time beside other work: all at once, the fetches
-// would delay the reads under way.
+// Prefetches the blocks that are read next, a few cache lines at a time during other work. All at once, the prefetches
+// would delay the current reads.
 struct Ahead {
     const char* blocks[kChunk];
     int count = 0, step = 0;  // number of blocks; bytes of a block per element of a head
@@ -57,8 +57,8 @@ struct PagedCache {
         for (int i = 0; i < head_dim; i++) v[i] = to_half(value[i]);
     }
 
-    // Reads tokens `from .. from + n` of one sequence, n <= kChunk, to (size, kChunk) and (kChunk, size). Values beyond
-    // n are set to zero, so that old content of a block has no effect.
+    // Reads tokens `from .. from + n` of one sequence, n <= kChunk, to (size, kChunk) and (kChunk, size). Keys and
+    // values beyond n are set to zero, so that stale content of a block has no effect.
     void read(const int32_t* table, int kv_head, int from, int n, const Ahead& ahead, float* key, float* value) const {
         int done = 0;
         while (done < n) {
@@ -128,9 +128,9 @@ static inline void product(
     product_rest<kProductRows - 1>(rows - r, cols, a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
-// Scores of R queries (R, size) with n tokens of one sequence from `from` on, to (R, kChunk), directly from the halves:
-// converting them first is faster only for many queries. Scores beyond n come from old content of the block. Every
-// score is added in the order of `product`, so that it has the same bits.
+// Scores of R queries (R, size) with n tokens of one sequence from `from` on, to (R, kChunk), directly from the halves.
+// (Converting the keys first is faster only for many queries.) Scores beyond n come from stale content of the block.
+// Sums have the order of `product`, so that scores have the same bits.
 template <int R>
 static inline void scores_of_few(const PagedCache& cache, const int32_t* table, int kv_head, int from, int n,
                                  const float* q, float* scores, const Ahead* ahead) {
@@ -185,11 +185,11 @@ static inline void add_values_of_few(const PagedCache& cache, const int32_t* tab
 }
 
 // Calls `call` with the number of rows as a constant: `call(std::integral_constant<int, rows>)`.
-template <int Most, class Call>
+template <int Max, class Call>
 static inline void with_rows(int rows, const Call& call) {
-    if constexpr (Most > 0) {
-        if (rows >= Most) call(std::integral_constant<int, Most>());
-        else with_rows<Most - 1>(rows, call);
+    if constexpr (Max > 0) {
+        if (rows >= Max) call(std::integral_constant<int, Max>());
+        else with_rows<Max - 1>(rows, call);
     }
 }
 
@@ -202,8 +202,9 @@ struct AttentionScratch {
         : key(kChunk * head_dim), value(kChunk * head_dim), scores(rows * kChunk), top(rows), sum(rows) {}
 };
 
-// Queries of `tokens` consecutive tokens from `position` on, each with `heads` query heads that share one key head:
-// rows (token, head) of `q` (rows, size), already scaled. Writes `out` (rows, size). `next` is read after this.
+// Attention of `tokens` consecutive tokens from `position` on, each with `heads` query heads that share one key head.
+// The queries are the rows (token, head) of `q` (rows, size), already scaled. Writes `out` (rows, size). `next` is what
+// this thread reads next; its first blocks are prefetched.
 static inline void attend(const PagedCache& cache, const int32_t* table, int kv_head, int position, int tokens,
                           int heads, int window, const float* q, float* out, const Stretch& next,
                           AttentionScratch& scratch) {

@@ -1,5 +1,5 @@
-// A whole forward pass of a llama-like decoder in int8 on the CPU, in one parallel region: a barrier separates two
-// matrix products, not a dispatch.
+// The forward pass of a llama-like decoder in int8 on the CPU. All of it is one parallel region, in which only barriers
+// separate the matrix products.
 //
 // library.py binds the C interface at the end.
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Step {
     const int32_t* ids;        // (rows,)
     const int32_t* rope_rows;  // (rows,): rows of the rotary tables
     const Span* spans;
-    const int32_t* keep;  // (kept,): rows whose logits are wanted, ascending
+    const int32_t* keep;  // (kept,): rows whose logits are returned, ascending
     float* logits;        // (kept, vocab)
     int32_t rows, num_spans, kept, threads;
 };
@@ -47,7 +47,7 @@ struct Decoder {
     const Layer* layers;
     Matrix head;
 
-    // Of the current step: residual stream, projections, attention's result, the feed-forward part's inner values.
+    // Buffers of the current step: residual stream, projections, result of attention, inner values of the feed-forward.
     std::vector<float> x{}, qkv{}, mixed{}, gated{};
     Rounded rounded{};
     int max_rows = 0;
@@ -115,7 +115,7 @@ void Decoder::run(const Step& step) {
     for (int i = 0; i < step.num_spans; i++)
         for (int from = 0; from < step.spans[i].tokens; from += tile)
             tiles.push_back({i, from, std::min(tile, step.spans[i].tokens - from)});
-    // The longest first, so that no thread gets a long one at the end.
+    // The longest tiles first, so that no thread gets a long tile at the end.
     std::sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) {
         const auto cost = [&](const Tile& t) {
             return int64_t(t.tokens) * (step.spans[t.span].position + t.from + t.tokens);

@@ -1,6 +1,6 @@
-// Draws tokens with all passes over the logits in one function; serve_app/engine/sampling/draw.py does it in torch.
+// Draws tokens with all passes over the logits in one function; serve_app/engine/sampling/draw.py is the same in torch.
 //
-// A row's results are the same bits alone and beside others, on any number of threads.
+// A row's results have the same bits in any batch and with any number of threads.
 #pragma once
 #include "lanes.h"
 
@@ -10,9 +10,9 @@ constexpr double kBelowOne = 1 - 1e-12;
 
 // Rows of logits and the results.
 struct Draw {
-    float* logits;           // (rows, blocks, kBlock); become weights in rows with a steepness
+    float* logits;           // (rows, blocks, kBlock); replaced by weights in rows with a steepness other than 0
     float *peaks, *sums;     // (rows, blocks)
-    const float* steepness;  // (rows,); 0 takes the likeliest token
+    const float* steepness;  // (rows,); 0 takes the most likely token
     const double* uniform;   // (rows,), in [0, 1)
     int64_t* tokens;         // (rows,)
     float* drawn;            // (rows,): the tokens' weights
@@ -21,7 +21,7 @@ struct Draw {
     int32_t threads;
 };
 
-// The largest value of a block; NaN if the block has one.
+// The largest value of a block; NaN if the block contains NaN.
 static inline float largest(const float* block) {
     Floats most = load(block);
     Ints odd = most != most;
@@ -106,8 +106,8 @@ static void draw_row(const Draw& d, int64_t r) {
     const int64_t block = passes(sums, d.blocks, target);
     const float* part = row + block * kBlock;
     // The block's own sum may be rounded differently.
-    const double most = total(part, kBlock) * kBelowOne;
-    if (target > most) target = most;
+    const double limit = total(part, kBlock) * kBelowOne;
+    if (target > limit) target = limit;
     d.tokens[r] = block * kBlock + passes(part, kBlock, target);
     d.drawn[r] = row[d.tokens[r]];
 }

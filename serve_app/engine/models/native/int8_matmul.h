@@ -1,5 +1,5 @@
-// Matrix products of int8 activations and int8 weights, exact in 32 bits within a group of kGroup inputs. Each group of
-// a token has a scale, and each output has a scale.
+// Matrix products of int8 activations and int8 weights. Sums over a group of kGroup inputs are exact, in 32 bits. Each
+// group of a token has a scale, and each output has a scale.
 #pragma once
 #include <cmath>
 #include <vector>

@@ -1,8 +1,8 @@
 """Compiles the native decoder once for this machine, and binds it.
 
 The library is stored in a cache folder under a name that depends on its sources, the compiler and the processor's
-features, so another machine or version compiles separately. Its OpenMP threads are torch's, since both load the same
-runtime.
+features, so another machine or version compiles separately. It shares torch's OpenMP threads, because both load the
+same runtime.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Draw(ctypes.Structure):
 
 
 def prepare(folder: Path, progress: Callable[[str], None]) -> None:
-    """Compile the library of `load` into `folder` if it is missing; a failure is reported as a line of progress."""
+    """Compile the library of `load` into `folder` if it is missing. If that fails, send a line to `progress`."""
     try:
         path = folder / _name(_compiler(), "native")
         if not path.is_file():
@@ -120,7 +120,7 @@ _FAILURES = (NoCompiler, OSError, subprocess.SubprocessError)
 
 def _explain(error: Exception) -> str:
     if isinstance(error, NoCompiler):
-        return "No C++ compiler is here: int8 runs through torch, several times slower (install g++)."
+        return "No C++ compiler found: int8 runs through torch, several times slower (install g++)."
     output = getattr(error, "stderr", None) or str(error)
     last = (str(output).strip().splitlines() or ["unknown error"])[-1]
     return f"The native decoder can't be used: int8 runs through torch, several times slower ({last})."
@@ -135,7 +135,7 @@ def _compiler() -> str:
 
 def _compile(compiler: str, architecture: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Compiled under a temporary name, then moved, since two processes may compile at once.
+    # Compiled under a temporary name, then moved, because two processes may compile at the same time.
     handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:

@@ -20,14 +20,14 @@ from serve_app.engine.models.rope import RopeTable
 from serve_app.engine.sampling.draw import MIN_WEIGHT, FirstDraw
 from serve_app.engine.scheduling.sequence import Chunk
 
-_HUGE = 2 * 2**20
+_HUGE_PAGE = 2 * 2**20  # bytes
 
-# Work of a step, in pairs of a token and a token that it attends to. A step with at least _MUCH work uses all threads.
-# Lighter steps wait for memory rather than for processors. Half of the threads are then as fast, and no barrier waits
-# for a thread that lost its processor to the rest of the service.
-_MUCH = 40_000
-_OF_A_PROMPT_TOKEN = 1_500  # its matrix products; reading the weights hides those of the few decoding tokens
-_OF_READING = 4  # cost of reading one token's keys and values, in tokens that attend to them
+# Work of a step, in pairs of a token and a token that it attends to. A step with at least _HEAVY_WORK uses all threads.
+# Lighter steps wait for memory rather than for processors, so half of the threads are as fast. With fewer threads, it
+# is also less likely that a barrier waits for a thread whose processor the rest of the service uses.
+_HEAVY_WORK = 40_000
+_PROMPT_TOKEN_WORK = 1_500  # matrix products of a prompt token; those of few decoding tokens take no extra time
+_READING_WORK = 4  # reading one token's keys and values takes as long as this number of tokens that attend to it
 
 
 def why_not(weights: LlamaWeights) -> str | None:
@@ -40,7 +40,7 @@ def why_not(weights: LlamaWeights) -> str | None:
             if not isinstance(weight, Int8Weight):
                 return "the weights are not int8"
             if weight.values.device.type != "cpu":
-                return f"weights lie on {weight.values.device}"
+                return f"weights are on {weight.values.device}"
     return None
 
 
@@ -52,7 +52,7 @@ class NativeDraw:
         self._threads = threads
 
     def draw(self, blocks: torch.Tensor, steepness: list[float], uniform: list[float]) -> FirstDraw:
-        """Return the same result as torch's path for the same numbers, except for the rounding of exp."""
+        """Return the same result as the torch implementation, except for the rounding of exp."""
         assert blocks.is_contiguous()
         rows, count, _ = blocks.shape
         peaks, sums = torch.empty(rows, count), torch.zeros(rows, count)
@@ -72,8 +72,8 @@ class NativeDraw:
 class NativeRunner:
     """An int8 decoder with its KV cache in half precision; a `core.Runner`.
 
-    A token's logits have the same bits alone, in any batch and in chunks of any size: sums are exact, or their order
-    does not depend on the batch. The matrices are packed into new memory, so the caller can release `weights`.
+    A token's logits have the same bits in any batch and in chunks of any size: sums are exact, or their order does not
+    depend on the batch. The matrices are packed into new memory, so the caller can release `weights`.
     """
 
     def __init__(self, library: ctypes.CDLL, weights: LlamaWeights, table: RopeTable, settings: EngineSettings) -> None:
@@ -90,15 +90,17 @@ class NativeRunner:
         self.vocab_size = shape.vocab
         self.class_bounds = table.bounds
         self._table = table
-        of_head = 2 * shape.head_dim * block_size
-        per_block = of_head * 2 * shape.kv_heads * shape.num_layers
+        per_head = 2 * shape.head_dim * block_size  # values of K and V in a block
+        per_block = per_head * 2 * shape.kv_heads * shape.num_layers  # bytes
         self.num_blocks = blocks_within(settings, per_block, table.bounds[-1])
         try:
             cache = huge_pages(self.num_blocks * per_block)
             self._arena = huge_pages(self._packed_bytes(weights))
         except (OSError, MemoryError) as error:
-            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_bytes:,} bytes: lower it.") from error
-        self._cache = cache.view(numpy.uint16).reshape(shape.num_layers, shape.kv_heads, self.num_blocks, of_head)
+            raise ModelError(
+                f"No memory for the weights and a KV cache of {settings.kv_cache_bytes:,} bytes: lower kv_cache_memory."
+            ) from error
+        self._cache = cache.view(numpy.uint16).reshape(shape.num_layers, shape.kv_heads, self.num_blocks, per_head)
         self._arena_used = 0
         layers = (native.Layer * shape.num_layers)()
         for index, layer in enumerate(weights.layers):
@@ -148,7 +150,7 @@ class NativeRunner:
         self._cache[:, :, list(blocks)] = 0
 
     def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        # The logits' memory is reused: allocating it in every step costs more than the product that fills it.
+        # The logits' memory is reused, because allocating it in every step takes longer than computing the logits.
         ids: list[int] = []
         rope_rows: list[int] = []
         keep: list[int] = []
@@ -230,20 +232,20 @@ def _is_heavy(chunks: Sequence[Chunk]) -> bool:
     """Whether a step has enough work for all threads."""
     work = 0
     for chunk in chunks:
-        work += (chunk.length + _OF_READING) * chunk.start
+        work += (chunk.length + _READING_WORK) * chunk.start
         if chunk.length - len(chunk.draft) > 1:
-            work += chunk.length * _OF_A_PROMPT_TOKEN
-    return work >= _MUCH
+            work += chunk.length * _PROMPT_TOKEN_WORK
+    return work >= _HEAVY_WORK
 
 
 def huge_pages(size: int) -> numpy.ndarray:
-    """`size` zero bytes in pages of 2 MiB if the system has them, since every step reads the weights from end to end.
+    """`size` zero bytes, in pages of 2 MiB if the system has them, because every step reads all weights in order.
 
-    They use no memory before their first use.
+    A page takes no memory before its first use.
     """
-    memory = mmap.mmap(-1, size + _HUGE)
+    memory = mmap.mmap(-1, size + _HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     array = numpy.frombuffer(memory, numpy.uint8)
-    return array[-array.ctypes.data % _HUGE :][:size]
+    return array[-array.ctypes.data % _HUGE_PAGE :][:size]

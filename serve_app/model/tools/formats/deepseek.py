@@ -28,8 +28,8 @@ SEPARATOR = "<｜tool▁sep｜>"
 MARKERS = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 FENCE = "```"
 
-_OF_NAMES = re.compile(r"[^\s<{`]+")
-_OF_WORDS = re.compile(r"[a-z]+")
+_NAME_CHARACTERS = re.compile(r"[^\s<{`]+")
+_WORD_CHARACTERS = re.compile(r"[a-z]+")
 
 
 class DeepSeekParser(ReplyParser):
@@ -51,17 +51,17 @@ class DeepSeekParser(ReplyParser):
     def _read_call(self) -> Steps[bool]:
         source = self._source
         yield from source.skip_space()
-        name = yield from source.skip_span(_OF_NAMES, LONGEST_NAME)
+        name = yield from source.skip_span(_NAME_CHARACTERS, LONGEST_NAME)
         if not (yield from source.skip(SEPARATOR)):
             return False
         c = yield from source.skip_space()
         fenced = bool(c) and c != "{"
         if fenced:
-            name = yield from source.skip_span(_OF_NAMES, LONGEST_NAME)
+            name = yield from source.skip_span(_NAME_CHARACTERS, LONGEST_NAME)
             yield from source.skip_space()
             if not (yield from source.skip(FENCE)):
                 return False
-            yield from source.skip_span(_OF_WORDS, LONGEST_NAME)
+            yield from source.skip_span(_WORD_CHARACTERS, LONGEST_NAME)
             yield from source.skip_space()
         called = yield from self._calls.read_arguments(name)
         if called and fenced:
@@ -83,8 +83,8 @@ V3 = ToolFormat(
     begins=CALLS_BEGIN,
     also_begins=(CALL_BEGIN,),
     reads_tools=False,
-    # The templates join the arguments to other text, and R1's prints calls only if the content is null. Calls of
-    # earlier turns are therefore written out, which is the same text for the model.
+    # The templates concatenate the arguments with other text, and R1's prints calls only if the content is null. Calls
+    # of earlier turns are therefore written out here, which gives the model the same text.
     reads_calls=False,
 )
 V31 = replace(

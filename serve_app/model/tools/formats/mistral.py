@@ -1,7 +1,7 @@
 """Mistral: calls after [TOOL_CALLS], in two forms.
 
-    to 2025:  [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
-    newer:    [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
+    until 2025:  [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
+    newer:       [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
 
 The newer form has a marker for each call. With some models it also has `[CALL_ID]` and an id before `[ARGS]`; the ids
 are not used. Sources: the chat templates of mistralai/Mistral-7B-Instruct-v0.3, Mistral-Nemo-Instruct-2407,
@@ -21,7 +21,7 @@ from serve_app.model.tools.tool_format import ToolFormat
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKERS = (TOOL_CALLS, CALL_ID, ARGS)
 
-_OF_NAMES = re.compile(r"[A-Za-z0-9_.:/-]+")
+_NAME_CHARACTERS = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 
 class MistralParser(ReplyParser):
@@ -56,11 +56,11 @@ class MistralParser(ReplyParser):
 
     def _read_named_call(self) -> Steps[bool]:
         source = self._source
-        name = yield from source.skip_span(_OF_NAMES, LONGEST_NAME)
+        name = yield from source.skip_span(_NAME_CHARACTERS, LONGEST_NAME)
         if (yield from source.next_char()) == "[":
             marker = yield from source.skip_any((CALL_ID, ARGS))
             if marker == CALL_ID:
-                yield from source.skip_span(_OF_NAMES, LONGEST_NAME)
+                yield from source.skip_span(_NAME_CHARACTERS, LONGEST_NAME)
                 marker = ARGS if (yield from source.skip(ARGS)) else ""
             if not marker:
                 return False

@@ -2,8 +2,8 @@
 
     {"name": "get_weather", "arguments": {"city": "Paris"}}
 
-The parser also reads an array of such objects, and a fence of backquotes around them, because small models write these.
-Only the name of an offered function distinguishes a call from a reply that is JSON.
+Small models also write an array of such objects, or put a code fence around them; the parser reads both. Only the name
+of an offered function distinguishes a call from a reply that is JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serve_app.model.tools.tool_format import ToolFormat
 
 FENCE = "```"
 
-_OF_WORDS = re.compile(r"\w+")
+_WORD_CHARACTERS = re.compile(r"\w+")
 _LONGEST_WORD = 32
 
 
@@ -30,7 +30,7 @@ class PlainParser(ReplyParser):
         while c := (yield from source.skip_space()):
             fenced = c == "`" and (yield from source.skip(FENCE))
             if fenced:
-                yield from source.skip_span(_OF_WORDS, _LONGEST_WORD)
+                yield from source.skip_span(_WORD_CHARACTERS, _LONGEST_WORD)
                 c = yield from source.skip_space()
             if not (yield from self._read_calls(c)):
                 self._calls.end_attempt()
@@ -53,7 +53,7 @@ class PlainParser(ReplyParser):
         return False
 
     def _read_line(self) -> Steps[None]:
-        """Reads the rest of the line as text, without the white space at its end, because a call may follow."""
+        """Reads the rest of the line as text. White space at its end stays held, because a call may follow."""
         source = self._source
         while (yield from source.more()):
             end = source.text.find("\n", source.at)
