@@ -209,11 +209,9 @@ class Settlements:
         nor set it aside. The caller must then release the hold.
         """
         started = time.monotonic()
-        answer = (
-            None
-            if self._ledger_is_unavailable
-            else await self._from_ledger(settlement, started + self.settle_timeout_s)
-        )
+        answer = None
+        if not self._ledger_is_unavailable:
+            answer = await self._from_ledger(settlement, started + self.settle_timeout_s)
         if answer is None:
             if refused:
                 self._unserved.add(settlement.request_id)

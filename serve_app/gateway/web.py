@@ -327,8 +327,8 @@ class BodyReader:
     async def read_while(self, work: Coroutine[Any, Any, Any], share: Share) -> None:
         """Reads the body until `work` is done. Serve buffers what a client sends, so a body must not be left unread.
 
-        Raises an error of `work` before an error of the body: that one is raised only if `work` takes LATE_S longer.
-        Otherwise the next `read` raises it. Raises ClientGone as soon as the client hangs up.
+        An error of the body is raised only if `work` is not done LATE_S later. Otherwise the next `read` raises it.
+        Raises ClientGone as soon as the client hangs up.
         """
         working, reading = asyncio.ensure_future(work), asyncio.ensure_future(self._read_and_watch(share))
         try:

@@ -108,7 +108,7 @@ def too_expensive(
     )
     if of_budget:
         message += (
-            f" of this key's {_budget(key, at)} is available{_held_rest(key.open - 1)}. Shorten the prompt. "
+            f" is available of this key's {_budget(key, at)}{_held_rest(key.open - 1)}. Shorten the prompt. "
             f"{_renewal(key, at)}"
         )
         return Refusal(request_id, 402, "budget_exceeded", message)
