@@ -37,7 +37,7 @@ _NOT_UTF8: Final = (
 
 # Words in the parser's message, and advice for the client.
 _HINTS: Final = (
-    ("recursion limit", "Arrays and objects may be nested at most 200 levels deep."),
+    ("recursion limit", "Arrays and objects may be nested at most 200 deep."),
     ("out of range", "A number may have at most 4300 digits."),
     ("EOF while parsing", "It ends too early: it may have been truncated on the way."),
     ("trailing characters", "There is something after the object: send only one object."),

@@ -176,7 +176,7 @@ def overloaded(message: str, *, retry_after_s: float) -> ApiError:
 
 def replica_lost(*, stream: bool) -> ApiError:
     """Status 503: the replica of this request was lost, and no other replica has taken over the request."""
-    message = "The replica of this request was lost, and nothing is billed: send the request again."
+    message = "The replica of this request was lost, and nothing is billed: send it again."
     if stream:
         message += (
             " With stream_options.resume: true, the stream continues after such a loss. A reply that is not streamed"
