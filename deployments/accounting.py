@@ -1,6 +1,7 @@
 """Usage accounting on Ray Serve: shards of one replica each, which write to one ledger.
 
-The ledger orders its writers. With one process per account, many settlements can share one commit.
+Each account belongs to one process, so that many settlements can share one commit. The database serialises the shards'
+writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs the ledger's backends as Serve applications: starts and deletes them as `serve run` and `serve delete` would.
 
-`serve deploy` (ray 2.60) deletes only applications that an earlier config file named, so it keeps these backends.
+`serve deploy` (ray 2.60) deletes only applications from an earlier config file, so it keeps these backends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray.serve.exceptions import RayServeException
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.contracts.served import Backend
 
-DEPLOY_S = 120.0
+DEPLOY_S = 120.0  # timeout
 
 
 class BackendApplications:
@@ -37,7 +37,7 @@ class BackendApplications:
 
 @ray.remote(num_cpus=0, max_calls=1, max_retries=0)
 def _deploy(name: str, args: dict[str, Any], options: dict[str, Any]) -> None:
-    """Runs in a separate process, because a gateway does not load the modules that models need."""
+    """Deploys a backend. Runs in a separate process, because a gateway does not load the modules that models need."""
     from deployments.apps import backend
 
     # Two gateways may do this at the same time. Serve ignores the second deployment if the version is the same.

@@ -46,7 +46,10 @@ def model(args: dict[str, Any]) -> Application:
 
 
 def backend(args: dict[str, Any], options: dict[str, Any], version: str) -> Application:
-    """Builds a model backend of the ledger with the deployment's `options`. A new version replaces the replicas."""
+    """Builds a model backend that the ledger lists, with the deployment's `options`.
+
+    Serve replaces the replicas if `version` differs from the running one.
+    """
     from deployments import routing
     from deployments.model import Model
 
@@ -60,12 +63,11 @@ def backend(args: dict[str, Any], options: dict[str, Any], version: str) -> Appl
 
 
 def _options(settings: ModelArgs) -> dict[str, Any]:
-    """Returns the deployment's options that follow from the settings. Those of a config file replace them."""
+    """Returns the deployment's options that follow from the settings. Options in a config file replace them."""
     from deployments.model import RESOURCES
 
-    # `Model` reports it if a config file's ray_actor_options were a mistake.
     python = settings.python()
     resources = RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}
-    # Calls beyond this wait in Serve's routers, where accounts don't take turns.
+    # Further calls wait in Serve's routers, where accounts do not take turns.
     calls = ENGINES[settings.engine].max_running(settings) + settings.max_waiting
     return {"ray_actor_options": resources, "max_ongoing_requests": calls}

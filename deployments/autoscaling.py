@@ -1,8 +1,8 @@
 """The scaling rule as a Serve policy: `policy_function: deployments.autoscaling:ScalingPolicy` in config.yaml.
 
-Serve pickles this module by value and runs it in its controller, about ten times a second. All imported modules must
-exist there. Replicas record their load (`record_autoscaling_stats` in deployments/model.py), and Serve passes the
-records to the policy.
+Serve pickles this module by value and calls the policy in its controller, about ten times a second. All imported
+modules must exist there. Replicas record their load (`record_autoscaling_stats` in deployments/model.py), and Serve
+passes the records to the policy.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from serve_app.scaling.signals import ReplicaLoad, Signals
 class ScalingPolicy:
     """The policy of one deployment. Serve creates it with `policy_kwargs` as keyword arguments.
 
-    Serve can delay the changes that a policy returns. The rule has delays already, so config.yaml sets both of Serve's
-    to 0 (deployments/strict_config.py checks it). From zero replicas, Serve starts the first without calling the
-    policy.
+    Serve can delay the changes that a policy returns. The rule has its own delays, so config.yaml must set Serve's two
+    delays to 0 (deployments/strict_config.py checks this). With zero replicas, Serve starts the first one without
+    calling the policy.
     """
 
     def __init__(self, **settings: Any) -> None:

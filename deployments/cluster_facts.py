@@ -76,7 +76,7 @@ def gather() -> Facts:
         for node in ray.nodes()
         if node["Alive"]
     ]
-    # All nodes in parallel: a node that does not answer delays the others only by its own wait.
+    # All nodes in parallel: nodes that do not answer delay the result by one timeout in total.
     actors = [_actor(node["id"]) for node in nodes]
     asked = [actor.facts.remote(models, gateway) for actor in actors]
     deadline = time.monotonic() + NODE_S
@@ -128,16 +128,16 @@ def _actor(node_id: str) -> Any:
 
 
 def _clock(actor: Any) -> Facts:
-    """Returns how far the node's clock is ahead of this process's clock.
+    """Returns by how many seconds the node's clock is ahead of this process's clock, and the maximum error.
 
-    Uses the quickest of several calls; the error is at most half of that call's duration.
+    Uses the quickest of several calls. The maximum error is half of that call's duration.
     """
     rounds = []
     for _ in range(CLOCK_ROUNDS):
         asked, began = time.time(), time.monotonic()
-        its = ray.get(actor.clock.remote(), timeout=10)
+        node_time = ray.get(actor.clock.remote(), timeout=10)
         took = time.monotonic() - began
-        rounds.append((took, its - asked - took / 2))
+        rounds.append((took, node_time - asked - took / 2))
     took, ahead = min(rounds)
     return {"clock_ahead_s": ahead, "clock_error_s": took / 2}
 

@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector from stopping streams."""
+"""Tunes Python's garbage collector, so that it does not interrupt streams."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 
 def spare_lasting_objects() -> None:
-    """Call this when a process has started: its objects live as long as it does, and are not scanned any more."""
+    """Excludes the existing objects from later scans. Call this when a process has started: they live as long as it."""
     gc.collect()
     gc.freeze()
 
@@ -14,6 +14,6 @@ def spare_lasting_objects() -> None:
 def collect_less_often() -> None:
     """Scans objects less often than by default.
 
-    A gateway with 512 streams would otherwise spend a seventh of its time on it, in stops of up to a tenth of a second.
+    Otherwise a gateway with 512 streams would spend a seventh of its time on scans, in pauses of up to 0.1 s.
     """
     gc.set_threshold(20_000, 20, 50)

@@ -84,7 +84,7 @@ class Gateway:
         yield_to_models()
         amend_http_server()
         self._metrics = RayMetrics()
-        self._shares: dict[tuple[str, str], float] = {}  # as last exported
+        self._shares: dict[tuple[str, str], float] = {}  # last exported share by identifier and backend
         backends = self._backends = BackendHandles(own_host())
         self._console_handle = ConsoleHandle()
         ledger = self._ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
@@ -169,7 +169,7 @@ class Gateway:
         shares = dict.fromkeys(self._shares, 0.0)  # 0 for backends that were removed
         for model in catalogue.identifiers:
             weights = catalogue[model].backends
-            shares |= dict.fromkeys(((model, name) for name in catalogue.behind(model)), 0.0)  # its fallback
+            shares |= dict.fromkeys(((model, name) for name in catalogue.behind(model)), 0.0)  # for the fallback
             shares |= {(model, name): weight / sum(weights.values()) for name, weight in weights.items()}
         for (model, name), share in shares.items():
             self._metrics.set(metrics.BACKEND_WEIGHT, share, model, name)
@@ -200,7 +200,7 @@ class Gateway:
         return {"status": "ok" if await self._is_ready() else "degraded"}
 
     async def _front_page(self, base: str) -> Page | None:
-        """Returns the page at `/`, rendered by the console; None if none runs or it does not answer."""
+        """Returns the page at `/`, rendered by the console; None if no console runs or it does not answer."""
         root = self._console_path()
         if root is None:
             return None
@@ -210,7 +210,7 @@ class Gateway:
         )
 
     def _console_path(self) -> str | None:
-        """Returns the console's path; None if none runs."""
+        """Returns the console's path; None if no console runs."""
         root = self._backends.route_of(CONSOLE)
         return None if root is None else root.rstrip("/")
 
@@ -244,7 +244,7 @@ class Gateway:
             raise Unavailable(error.message) from None
 
     async def run_for_console(self, operation: str, given: Mapping[str, Any], audit: Audit | None) -> dict[str, Any]:
-        """Runs an operator's request of the console: see `admin/for_console.py`."""
+        """Runs a request of an operator from the console (`admin/for_console.py`)."""
         return await run_for_console(self._admin, operation, given, audit)
 
     async def status_of(self, account_id: str) -> AccountStatus:
@@ -256,7 +256,7 @@ class Gateway:
         return status
 
     async def take_over(self, settlements: list[Settlement]) -> bool:
-        """Stores the spool of a gateway that is stopping. Returns whether all of it is on this disk now."""
+        """Stores the settlements of a gateway that is stopping. Returns whether all of them are on this disk."""
         return await self._services.settlements.take_over(settlements)
 
     def check_health(self) -> None:
@@ -283,12 +283,12 @@ class Gateway:
         )
 
     async def _finish(self) -> None:
-        """Settles the usage of clients that hung up, before this process ends."""
+        """Ends the background work and settles the remaining usage, before this process ends."""
         await self._services.background.stop(within_s=BACKGROUND_S)
         self._lifecycle.stop()
         await self._orphans.drain()
         is_done = await calls.wait_for_background(FINISH_S)
-        # Stopped only now: settlements that the ledger did not accept in time have reached the spool.
+        # Only now have all settlements that the ledger did not accept in time reached the spool.
         settlements = self._services.settlements
         await settlements.stop(within_s=SETTLE_S)
         # This disk may be deleted with the gateway.

@@ -1,8 +1,11 @@
 """Ray handles behind the gateway's protocols. Transport errors become the protocols' errors.
 
-According to Ray 2.60's source code, a handle raises these errors. A fault in the replica's code: RayTaskError over
-actor calls, the original exception over gRPC. A dead replica: RayError; over gRPC, sometimes AioRpcError. A failed
-deployment: RayServeException. A call that the other side cancelled: CancelledError.
+According to Ray 2.60's source code, a handle raises:
+
+- after an error in the replica's code: RayTaskError over actor calls, the original exception over gRPC;
+- for a dead replica: RayError; over gRPC, sometimes AioRpcError;
+- for a failed deployment: RayServeException;
+- for a call that the other side cancelled: CancelledError.
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ from serve_app.contracts.offers import Front
 from serve_app.contracts.ports import BackendUnavailable, SettleAnswer
 
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
-# Serve's default, cloudpickle, takes up to four times as long. Only classes that cannot be imported need it.
+# Serve's default, cloudpickle, takes up to four times as long. It is needed only for classes that cannot be imported.
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
-FINGERPRINT_S = 2.0  # a list of models does not wait for a busy replica
-LANDING_S = 3.0
-EVENTS_S = 30.0  # for events that the replica has sent and that this process has not read yet
-REASON_S = 2.0  # for the other half of what a replica says at its end: the last events, or why there are no more
+FINGERPRINT_S = 2.0  # timeout: a list of models does not wait for a busy replica
+LANDING_S = 3.0  # timeout for the console's page
+EVENTS_S = 30.0  # timeout for events that the replica has sent and that this process has not read yet
+REASON_S = 2.0  # at the end of a call, time to wait for the last events, or for the reason why there are no more
 STATUS_S = 1.0  # minimum time between two queries to the controller
 ENTRANCE = "Entrance"  # the ingress of a backend with a custom router (deployments/routing.py)
 
@@ -77,7 +80,7 @@ class AccountingHandle:
 
 
 class ReplicaAccountingHandle:
-    """A model replica's access to Accounting: a separate method that serves only the settlement of cut calls."""
+    """A model replica's access to Accounting: a separate method that only settles interrupted calls."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._answering = handle.options(method_name="answer_replica", **PICKLED)
@@ -96,13 +99,13 @@ class ReplicaAccountingHandle:
 
 
 class OtherGateways:
-    """The gateways that keep running, as a gateway that leaves sees them: Serve routes no call to one that leaves."""
+    """The other gateways, for a gateway that is stopping. Serve routes no calls to gateways that are stopping."""
 
     def __init__(self) -> None:
         self._taking: DeploymentHandle | None = None
 
     async def take_over(self, settlements: list[Settlement]) -> bool:
-        """Returns whether one of them has made all of these durable. Raises Unavailable."""
+        """Returns whether one of the gateways has made all of these settlements durable. Raises Unavailable."""
         if self._taking is None:
             # In a thread: the call blocks on Serve's controller.
             found = await asyncio.to_thread(serve.get_deployment_handle, "Gateway", app_name="gateway")
@@ -125,7 +128,7 @@ class ConsoleHandle:
             async with asyncio.timeout(LANDING_S):
                 made: tuple[bytes, dict[str, str]] = await answer_of(self._landing.remote(front))
         except RayTaskError:
-            raise  # a fault of the page itself
+            raise  # an error in rendering the page
         except (Unavailable, TimeoutError, *TRANSPORT):
             return None
         return made
@@ -151,7 +154,7 @@ async def answer_of(response: DeploymentResponse[Any]) -> Any:
     try:
         return await response
     except RayTaskError:
-        raise  # a fault in the operation itself, not in its transport
+        raise  # an error in the operation itself, not in its transport
     except TRANSPORT as error:
         raise Unavailable(f"{type(error).__name__}: {error}") from None
     except asyncio.CancelledError:
@@ -178,7 +181,7 @@ def _model_of(application: str) -> DeploymentHandle:
 class BackendHandles:
     """Implements BackendPort. Each backend is a separate application, found by name on first use.
 
-    With a `host`, replicas on other machines reach this process there.
+    `host` is the address at which replicas on other machines reach this process.
     """
 
     def __init__(self, host: str = "") -> None:
@@ -199,7 +202,7 @@ class BackendHandles:
         handle = self._handles.get(application)
         if handle is None:
             try:
-                # In a thread: on the event loop, a restarting controller would stop every stream.
+                # In a thread: a restarting controller would otherwise block the event loop and every stream.
                 found = await asyncio.to_thread(_model_of, application)
             except TRANSPORT as error:
                 raise BackendUnavailable(f"the application {application} was not found: {error}") from None
@@ -228,11 +231,11 @@ class BackendHandles:
                 _cancel(response)
 
     async def _ended_early(self, reply: OpenReply, answer: asyncio.Future[str | None]) -> bool:
-        """Returns whether the replicas had no place for the call. Raises the failure of one that ended early.
+        """Returns whether all replicas were full. Raises the error of a call that ended early for another reason.
 
-        The failure arrives by another way than the events that were sent before it.
+        The error arrives through Serve, the events through another connection.
         """
-        if not answer.done():  # the connection is lost, or the replica has failed: Serve knows why
+        if not answer.done():  # the connection is lost, or the replica has failed: Serve reports the reason
             await asyncio.wait([answer], timeout=REASON_S)
         if not answer.done():
             raise BackendUnavailable("the connection to the replica is lost")
@@ -289,7 +292,7 @@ class BackendHandles:
         return fingerprint
 
     def route_of(self, application: str) -> str | None:
-        """Returns an application's path as of the last status; None: it has none, or does not run."""
+        """Returns an application's path as of the last status; None if it has no path or does not run."""
         return self._routes.get(application)
 
     async def status(self) -> dict[str, dict[str, Any]]:

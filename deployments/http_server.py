@@ -1,4 +1,4 @@
-"""Amends Serve's HTTP server: request ids that the service does not keep, and streams over HTTP/1.0."""
+"""Corrects two things in Serve's HTTP server: invalid request ids, and streams over HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.gateway.web import with_request_id
 
 
 class KeptRequestIds(http_util.RequestIdMiddleware):
-    """Serve's middleware. It would return an empty, endless or non-ASCII id as it came, while the log has another."""
+    """Serve's middleware, with a valid request id. Serve would return an empty, long or non-ASCII id unchanged."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope if scope["type"] == "lifespan" else with_request_id(scope), receive, send)
@@ -21,7 +21,7 @@ class KeptRequestIds(http_util.RequestIdMiddleware):
 class UnchunkedBefore11(httptools_impl.RequestResponseCycle):
     """uvicorn's response. Over HTTP/1.0, a body without a length ends with the connection (RFC 9112, section 6.1).
 
-    uvicorn would send it in chunks, which an HTTP/1.0 client takes for a part of the body.
+    uvicorn would send it in chunks, and an HTTP/1.0 client would read the chunk headers as part of the body.
     """
 
     async def send(self, message: Any) -> None:

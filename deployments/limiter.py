@@ -1,6 +1,6 @@
 """Authentication, rate limits and balance holds on Ray Serve. One process decides on all requests of an account.
 
-Each shard is a deployment of one replica, so that the account's hash selects the shard.
+Each shard is a deployment with one replica. The hash of the account's id selects the shard.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger("ray.serve")
     max_ongoing_requests=1000,
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
-    # Three failures in a row count, so a stuck limiter has a successor before its lease expires.
+    # Serve replaces the process after three failures in a row. So a stuck limiter is replaced before its lease expires.
     health_check_timeout_s=4,
     ray_actor_options={"num_cpus": 0},
 )

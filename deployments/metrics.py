@@ -1,14 +1,14 @@
 """Exports metrics through Ray's metrics API. Sums the counters between two flushes.
 
-A call into Ray's metrics takes a lock, in the middle of a request, that Ray's exporter sometimes holds. Without the
-sums, the path around the model handles a fifth fewer requests per second (docs/benchmarks.md). A process that dies
-loses the metrics of its last half second. This is harmless, because nothing is billed from metrics.
+A call into Ray's metrics takes a lock that Ray's exporter sometimes holds. Without the sums, requests would wait for
+it, and the service without its model would handle a fifth fewer requests per second (docs/benchmarks.md). A process
+that dies loses the metrics of its last half second. This is harmless, because nothing is billed from metrics.
 
-Ray exports a gauge only if it was set since the last export (ray 2.60), so each gauge is set again in time.
+Ray exports a gauge only if it was set since the last export (ray 2.60). So each gauge is set again before each export.
 
 Histograms are counted here and exported as gauges with Prometheus' names. Ray's histograms (2.60) process each value
-separately and twice, the second time in Python in Ray's agent. They also export each value as the middle of its
-bucket, which makes the sums wrong.
+separately and twice, the second time in Python in Ray's agent. They also export each value as the middle of its bucket,
+which makes the sums wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ray.serve.metrics import Counter, Gauge
 from serve_app.contracts.metric import Metric
 
 FLUSH_S: Final = 0.5
-# Half of Ray's export interval.
+# Gauges are set again at half of Ray's export interval.
 REPEAT_S: Final = float(os.environ.get("RAY_metrics_report_interval_ms", "10000")) / 2000  # noqa: SIM112
 
 Row = tuple[Metric, tuple[str, ...]]

@@ -44,12 +44,12 @@ from serve_app.times import MODEL_STOPS_S
 
 logger = logging.getLogger("ray.serve")
 
-REPORT_S = 0.5
-SAMPLES_EVERY = 10  # reports: Ray exports every 10 s
+REPORT_S = 0.5  # between two reports of the load
+SAMPLES_EVERY = 10  # the engine's samples are exported with every tenth report: Ray exports every 10 s
 RESOURCES = {"num_cpus": 1}
 
-# Switch interval: seconds that the engine's thread waits for the interpreter lock while the event loop is busy.
-# Python's default of 5 ms is a third of a step.
+# Maximum seconds for which the engine's thread waits for the interpreter lock while the event loop is busy (Python's
+# switch interval). The default of 5 ms is a third of a step.
 SWITCH_S = 0.0005
 
 
@@ -61,7 +61,7 @@ def start_engine(settings: ModelArgs) -> EnginePort:
 
 
 async def settle(settlements: list[Settlement]) -> Sequence[SettleAnswer]:
-    """Settles cut calls in the gateway's application."""
+    """Settles interrupted calls in the gateway's application."""
     return await ReplicaAccountingHandle(await _gateway_handle("Accounting")).settle(settlements)
 
 
@@ -95,9 +95,9 @@ class Model:
     """One engine with its weights."""
 
     async def __init__(self, settings: ModelArgs) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._report: asyncio.Task[None] | None = None  # set last
+        self._report: asyncio.Task[None] | None = None  # set at the end of this constructor
         logger.info("serve-app %s", __version__)
-        secret_files.forget_environment()  # on a one-machine service, Ray passes it to all processes
+        secret_files.forget_environment()  # on one machine, Ray passes the service's secrets to all processes
         sys.setswitchinterval(SWITCH_S)
         if settings.model == "bundled":
             path = await asyncio.to_thread(ensure_bundled_model, home_dir(), logger.info)
@@ -135,7 +135,7 @@ class Model:
         self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
     async def reply(self, call: GenerateCall, to: ReplyTo) -> str | None:
-        """Sends the events of a reply to the gateway that calls. Returns why it ended early, or None."""
+        """Sends the events of a reply to the gateway. Returns the reason if it ended early, else None."""
         return await send_events(self._replica.generate(call), to)
 
     async def tokenize(self, call: TokenizeCall) -> Tokenized | Rejected:
@@ -145,9 +145,9 @@ class Model:
         return self._engine.fingerprint_of(adapter) if adapter else self._engine.fingerprint
 
     def reconfigure(self, config: dict[str, Any]) -> None:
-        """Applies `user_config`: loads and unloads adapters while requests run.
+        """Applies `user_config`: begins to load and unload adapters while requests run.
 
-        It does not wait for them: Serve may send no requests to a replica meanwhile, and does not check its health.
+        Does not wait for the adapters. Serve may otherwise send no requests to the replica, and not check its health.
         """
         self._engine.set_adapters(parse(ModelSettings, config, "Model.user_config").adapters)
 
@@ -179,8 +179,8 @@ class Model:
             await asyncio.sleep(REPORT_S)
 
     async def __del__(self) -> None:
-        """Settles cut streams, then ends the engine's thread."""
-        if self._report is None:  # it is still loading; the engine ends with the process
+        """Settles interrupted streams, then ends the engine's thread."""
+        if self._report is None:  # the replica is still loading; the engine ends with the process
             return
         self._report.cancel()
         await self._replica.drain()

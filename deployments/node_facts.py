@@ -22,7 +22,7 @@ from serve_app.settings import GatewayArgs, ModelArgs, home_dir
 from serve_app.storage.private_files import is_open_to_others
 
 Facts = dict[str, Any]
-# Part of a process's command line -> name of the Ray process.
+# Name of each of Ray's processes, by a part of its command line.
 PROCESSES = {
     "gcs_server": "GCS",
     "ray.util.client.server": "client server",
@@ -61,7 +61,7 @@ class Node:
 
 
 def _listeners() -> Iterator[Facts]:
-    """Yields the addresses where Ray's processes listen, as far as this user may see them."""
+    """Yields the addresses where Ray's processes listen. Leaves out processes that this user may not inspect."""
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline())
@@ -76,7 +76,7 @@ def _listeners() -> Iterator[Facts]:
 
 
 def _open_paths(gateway_args: Facts | None) -> Iterator[str]:
-    """Yields the paths of Ray, HAProxy and the service that other users of this machine can reach."""
+    """Yields the paths of Ray, HAProxy and the service that other users of this machine can access."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return  # a container has no other users
     home = (gateway_args or {}).get("home") or home_dir()

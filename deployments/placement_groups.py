@@ -1,8 +1,8 @@
 """The GPUs of one vLLM replica: `num_gpus` on one machine, or a placement group over several.
 
-vLLM's Ray executor takes bundles of one GPU each, at least one per worker. It numbers its workers by node, beginning
-with the replica's own, so the workers of a tensor-parallel group are consecutive. The first bundle also holds the
-replica, whose process computes nothing itself.
+vLLM's Ray executor needs bundles of one GPU each, at least one per worker. It numbers its workers node by node,
+beginning with the replica's node, so the workers of a tensor-parallel group are consecutive. The first bundle also
+holds the replica, whose process computes nothing itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Bundle = dict[str, float]
 
 
 def group_of(tensor: int, pipeline: int, actor: Mapping[str, Any]) -> tuple[list[Bundle], str]:
-    """Returns the bundles and the strategy for these parallel sizes, and the replica's ray_actor_options.
+    """Returns the bundles and the strategy for these parallel sizes and the replica's ray_actor_options (`actor`).
 
-    One tensor-parallel group must be on one machine: STRICT_PACK. Pipeline stages are on several: PACK. A custom
-    resource that each machine of a pool has once is divided among the bundles of a stage, so that a machine gets one
-    whole stage.
+    A tensor-parallel group must be on one machine, so a single group has the strategy STRICT_PACK. Pipeline stages may
+    be on several machines: PACK. If each machine of a pool has one unit of a custom resource, the bundles of a stage
+    divide it, so that a machine gets one whole stage.
     """
     pool: Bundle = dict.fromkeys(actor.get("resources") or {}, 1 / tensor)
     worker: Bundle = {"GPU": 1, **pool}
@@ -28,7 +28,7 @@ def group_of(tensor: int, pipeline: int, actor: Mapping[str, Any]) -> tuple[list
 
 
 def find_problems(tensor: int, pipeline: int, deployment: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Yields what is wrong with the GPUs of a vLLM deployment in a config file, each with the right options."""
+    """Yields the problems with the GPUs of a vLLM deployment in a config file, each with the right options."""
     actor: Mapping[str, Any] = deployment.get("ray_actor_options") or {}
     bundles, gpus = deployment.get("placement_group_bundles"), actor.get("num_gpus")
     number = tensor * pipeline

@@ -6,14 +6,14 @@ import contextlib
 import os
 from pathlib import Path
 
-YIELDING = 5  # niceness; under full load the process still gets a quarter of a processor beside a model
+YIELDING = 5  # niceness; the process still gets a quarter of a core that a model uses fully
 
 
 def yield_to_models() -> None:
-    """Lowers the priority of this process, which runs only in short bursts, so that models on this machine run first.
+    """Lowers the priority of this process, so that models on this machine run first. It runs only in short bursts.
 
-    Without this, each chunk that is sent interrupts the thread that computes the next one, even if another core is
-    idle. On two cores this costs a quarter of the tokens per second at 16 streams.
+    Otherwise each chunk that this process sends interrupts the thread that computes the next one, even if another core
+    is idle. On two cores this costs a quarter of the tokens per second at 16 streams.
     """
     if not hasattr(os, "setpriority"):
         return

@@ -1,7 +1,7 @@
 """Brings the events of replies from replicas to gateways: one connection for each pair of processes.
 
-A call over Serve chooses the replica, counts as long as the reply runs, and reports failures. The events do not travel
-over it. A replica sends all events of a step to a gateway in one frame: an array of (number of the reply, event).
+A call through Serve chooses the replica, counts as open while the reply runs, and reports failures. The events use
+another connection: a replica sends all events of a step to a gateway in one frame, an array of (reply number, event).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("ray.serve")
 
 FULL_BYTES: Final = 1024 * 1024  # a frame of several events that is longer is split
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024  # of events that a gateway has not read
-#: None in place of an event: no more events of this reply follow, although it is not complete.
+#: (reply number, event). None in place of an event: the reply ends here, although it is not complete.
 _Frame = list[tuple[int, BackendEvent | None]]
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Frame)
@@ -35,16 +35,16 @@ _event_decoder: Final = msgspec.msgpack.Decoder(BackendEvent | None)
 
 @dataclass(frozen=True, slots=True)
 class ReplyTo:
-    """Where a replica sends the events of a reply."""
+    """The address and the number to which a replica sends the events of a reply."""
 
     address: Address
-    number: int  # of the reply, at this address
+    number: int  # of the reply; unique at this address
 
     __setstate__ = set_state
 
 
 class OpenReply:
-    """A reply whose events arrive at `take`. `over` is done when no more of them follow."""
+    """A reply whose events are passed to `take`. `over` is done when no more events follow."""
 
     def __init__(self, number: int, take: Callable[[BackendEvent], None]) -> None:
         self.number = number
@@ -81,14 +81,14 @@ class ReplyListener(Listener):
         return _Events(self)
 
     async def open(self, take: Callable[[BackendEvent], None]) -> tuple[OpenReply, ReplyTo]:
-        """Returns a reply, and where its replica sends the events. `close_reply` it at its end."""
+        """Returns a reply, and the destination for its replica. Call `close_reply` at its end."""
         address = await self.address()
         reply = OpenReply(next(self._numbers), take)
         self.replies[reply.number] = reply
         return reply, ReplyTo(address, reply.number)
 
     def close_reply(self, reply: OpenReply) -> None:
-        """Drops the events of this reply that still arrive."""
+        """Closes a reply. Events of it that still arrive are dropped."""
         self.replies.pop(reply.number, None)
 
 
@@ -99,7 +99,7 @@ class _Events(Incoming):
 
     def __init__(self, listener: ReplyListener) -> None:
         super().__init__(listener)
-        self._numbers: set[int] = set()  # of the replies of this replica
+        self._numbers: set[int] = set()  # open replies of this replica
         self._turns = Turns(asyncio.get_running_loop(), self._hand_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -118,14 +118,14 @@ class _Events(Incoming):
 
     def _hand_out(self, number: int, events: list[BackendEvent | None]) -> None:
         reply = self._listener.replies.get(number)
-        if reply is None:  # nobody waits for it any more
+        if reply is None:  # the reply was closed
             self._numbers.discard(number)
             return
         self._numbers.add(number)
         try:
             reply.arrived(events)
         except Exception:
-            logger.exception("an event of a reply could not be taken")
+            logger.exception("an event of a reply could not be processed")
             reply.end()
         if reply.over.done():
             self._numbers.discard(number)
@@ -144,7 +144,7 @@ def _readable(frame: bytes) -> _Frame:
 
 
 class ReplyLine(Outgoing):
-    """A connection to a gateway, at the replica. Events that are sent in one turn of the loop leave in one frame."""
+    """A replica's connection to a gateway. Events of one iteration of the event loop are sent in one frame."""
 
     def __init__(self, token: str) -> None:
         super().__init__(token)
@@ -153,7 +153,7 @@ class ReplyLine(Outgoing):
         self._loop = asyncio.get_running_loop()
 
     def send(self, number: int, event: BackendEvent | None) -> None:
-        """Sends an event of a reply; None: no more events follow."""
+        """Sends an event of a reply. None means that no more events follow."""
         if not self._events:
             self._loop.call_soon(self._flush)
         self._events.append((number, event))
@@ -200,7 +200,7 @@ class ReplyLines:
         self._lines: dict[Address, asyncio.Task[ReplyLine]] = {}
 
     async def to(self, address: Address) -> ReplyLine:
-        """Returns the open connection, or makes one. Raises OSError if the gateway can't be reached."""
+        """Returns the open connection, or opens one. Raises OSError if the gateway can't be reached."""
         making = self._lines.get(address)
         if making is None or (making.done() and not _is_usable(making)):
             making = self._lines[address] = asyncio.create_task(connect(address, ReplyLine))
@@ -208,7 +208,7 @@ class ReplyLines:
         return await asyncio.shield(making)
 
     def _forget(self, address: Address, made: asyncio.Task[ReplyLine]) -> None:
-        """Drops a connection when it is lost: a gateway that has ended does not come back under its address."""
+        """Forgets a connection once it is lost: a gateway that has ended never uses its address again."""
 
         def drop() -> None:
             if self._lines.get(address) is made:
@@ -224,9 +224,10 @@ _lines: Final = ReplyLines()
 
 
 async def send_events(events: AsyncGenerator[BackendEvent, None], to: ReplyTo) -> str | None:
-    """Sends the events of a reply to its gateway. Closes `events` if the gateway is gone.
+    """Sends the events of a reply to its gateway. Closes `events` if the connection to the gateway is lost.
 
-    Returns why it ended early, or None. An exception of `events` is raised when the events before it are sent.
+    Returns the reason if the reply ended early, else None. Raises an exception of `events` after sending the events
+    before it.
     """
     async with contextlib.aclosing(events):
         try:

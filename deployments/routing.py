@@ -1,4 +1,4 @@
-"""Divides the calls of a backend's handles among its replicas."""
+"""Chooses the replica for each call to a backend."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from serve_app.gateway.conversations import conversation_key, replicas_for
 from serve_app.scaling.signals import QUEUED
 from serve_app.settings import ModelArgs
 
-TOKENS_PER_REQUEST = 2048  # prompt tokens that wait in an engine count as one request per this many
-STATS_S = 1.0  # between two reports of a replica's waiting tokens to Serve's controller
+TOKENS_PER_REQUEST = 2048  # prompt tokens waiting in an engine that count as one request
+STATS_S = 1.0  # between two reports of a replica's waiting prompt tokens to Serve's controller
 
 
 class ConversationRouter(RequestRouter):
@@ -37,8 +37,8 @@ class ConversationRouter(RequestRouter):
         if not isinstance(call, GenerateCall):
             return [candidate_replicas]
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        # Each call to a replica returns its load. After some seconds without a call from here, the load is unknown and
-        # counts as 0, so the replica is tried.
+        # Each call to a replica returns its load. After some seconds without a call from this process, the load is
+        # unknown and counts as 0, so the replica is tried.
         load = {
             name: (self.replica_queue_len_cache.get(replica.replica_id) or 0) + _waiting(replica)
             for name, replica in replicas.items()

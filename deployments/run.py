@@ -24,9 +24,9 @@ def main() -> int:
     """Runs the service. Returns exit code 2 for an invalid config, 0 after a signal."""
     parser = argparse.ArgumentParser(prog="python -m deployments.run", description=__doc__)
     parser.add_argument("config", type=Path)
-    parser.add_argument("--temp-dir", help="Ray's folder for this run: short, sockets live in it")
-    parser.add_argument("--num-cpus", type=int, help="logical CPUs; default: the machine's")
-    parser.add_argument("--dashboard-port", type=int, help="without it no dashboard is started")
+    parser.add_argument("--temp-dir", help="Ray's folder for this run; use a short path, because it contains sockets")
+    parser.add_argument("--num-cpus", type=int, help="logical CPUs (default: all CPUs of the machine)")
+    parser.add_argument("--dashboard-port", type=int, help="port of the dashboard (default: no dashboard)")
     parser.add_argument("--metrics-port", type=int)
     parser.add_argument("--check", action="store_true", help="only validate the config")
     options = parser.parse_args()

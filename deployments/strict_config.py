@@ -74,7 +74,7 @@ def find_problems(config: dict[str, Any]) -> list[str]:
 
 
 def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yields timeouts of a valid config, or of this machine's flags, that are too short for the longest reply."""
+    """Yields the timeouts of a valid config, or of this machine's environment, that are too short for a long reply."""
     longest: list[Part] = []
     stops: dict[str, list[Part]] = {MODEL: [], GATEWAY: []}
     for index, application in enumerate(config["applications"]):
@@ -140,7 +140,7 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
 
 
 def _replica_problems(deployment: dict[str, Any], where: str) -> Iterator[str]:
-    """Checks the number of processes: any of the gateway, but no scaling to zero, and one of each shard."""
+    """Checks the number of processes: at least one gateway, and exactly one of each shard."""
     name, scaling = deployment["name"], deployment.get("autoscaling_config")
     if name == "Gateway":
         if isinstance(scaling, dict) and scaling.get("min_replicas") == 0:
@@ -200,7 +200,7 @@ def _policy_problems(scaling: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any], where: str) -> Iterator[str]:
-    """Checks that the file's ray_actor_options, which replace the code's, name the engine's interpreter."""
+    """Checks that ray_actor_options in the file, which replace those of the code, name the engine's interpreter."""
     options, args = deployment.get("ray_actor_options"), application.get("args")
     engine = ENGINES.get(args.get("engine", "native")) if isinstance(args, dict) else None
     if not isinstance(options, dict) or not isinstance(args, dict) or engine is None or engine.python() is None:
@@ -225,7 +225,7 @@ def _gpu_problems(args: Any, deployment: dict[str, Any], where: str) -> Iterator
 
 
 def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator[str]:
-    """Yields the identifiers' backends that name an application missing in the file."""
+    """Yields the identifiers' backends for which the file has no application."""
     models = (user_config or {}).get("models")
     for identifier, model in models.items() if isinstance(models, dict) else ():
         backends, fallback = (model.get("backends"), model.get("fallback")) if isinstance(model, dict) else (None, None)

@@ -1,11 +1,11 @@
 """Connections between processes of the service, and calls over them.
 
-A call over Serve costs a quarter of a millisecond or more. So Serve chooses the process, and what follows travels in
-frames over a connection: a length (4 bytes) and a message in MessagePack.
+A call through Serve costs a quarter of a millisecond or more. So Serve only chooses the process. Later calls use a
+direct connection, in frames: a length (4 bytes) and a message in MessagePack.
 
-On one machine, connections are sockets in Linux's abstract namespace, so no file is left behind, and both ends accept
-only processes of the same user. Other machines connect over TCP, with the cluster's certificates if it has them. A
-connection begins with a token, which Serve's calls carry together with the address.
+On one machine, connections are sockets in Linux's abstract namespace, which need no file. Both ends accept only
+processes of the same user. Other machines connect over TCP, with the cluster's certificates if it has them. A
+connection begins with a token, which a process gets through Serve together with the address.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from serve_app.contracts.messages import set_state
 logger = logging.getLogger("ray.serve")
 
 MAX_BYTES: Final = 256 * 1024 * 1024  # of one frame
-CONNECT_S: Final = 5.0
-CONFIRM_S: Final = 0.4
-TRUST_S: Final = 1.2  # after a confirmation; this plus a heartbeat is less than a new limiter waits for open holds
+CONNECT_S: Final = 5.0  # timeout to connect, and to send the token
+CONFIRM_S: Final = 0.4  # minimum time between two confirmations
+# A connection is used for this time after a confirmation. A new limiter waits longer than this plus a heartbeat for the
+# open holds.
+TRUST_S: Final = 1.2
 TIMEOUT_S: Final = 1.0  # timeout of a confirmation
 ANSWERS_S: Final = 3.0  # for the answers to open calls when a process ends
 MAX_STRANGERS: Final = 256  # connections of a listener that have not sent the token yet
@@ -49,7 +51,7 @@ _IS_LINUX: Final = sys.platform == "linux"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a process listens. An empty `host`: only on its own machine, at `name` in the abstract namespace."""
+    """The address of a listener. With an empty `host`, it only listens at `name` in the abstract namespace."""
 
     name: str
     host: str
@@ -60,14 +62,14 @@ class Address:
 
 
 def own_host() -> str:
-    """Returns the address at which other machines reach this process; empty if there is one machine."""
+    """Returns the address at which other machines reach this process; empty if there is only one machine."""
     return "" if os.environ.get("SERVE_APP_LOCAL_STATE") == "1" else get_node_ip_address()
 
 
 class Frames(asyncio.Protocol, ABC):
-    """One end of a connection. Makes frames of bytes."""
+    """One end of a connection. Divides the received bytes into frames."""
 
-    max_bytes = MAX_BYTES  # of a frame that arrives; a longer one closes the connection
+    max_bytes = MAX_BYTES  # of a received frame; a longer frame closes the connection
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -129,11 +131,11 @@ class Incoming(Frames):
     def __init__(self, listener: Listener) -> None:
         super().__init__()
         self._listener = listener
-        self._is_known = False  # it has sent the token
+        self._is_known = False  # the other end has sent the token
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if self._listener.closed:  # it accepted the connection before it closed
+        if self._listener.closed:  # the connection was accepted before that
             self.close()
         elif self._transport is not None:
             if self._listener.strangers >= MAX_STRANGERS:
@@ -182,7 +184,7 @@ class Outgoing(Frames):
 
 
 class Listener(ABC):
-    """Accepts connections, from when its address is first needed. With a `host`, also those of other machines."""
+    """Accepts connections once its address was requested. With a `host`, other machines can also connect."""
 
     def __init__(self, host: str = "") -> None:
         self.connections: set[Incoming] = set()
@@ -199,11 +201,11 @@ class Listener(ABC):
         """Returns the protocol of a new connection."""
 
     async def address(self) -> Address:
-        """Returns the address for `connect`. Raises OSError if it was closed before."""
+        """Returns the address for `connect`, and starts to listen. Raises OSError if the listener was closed before."""
         listening = self._listening
         if listening is None or (listening.done() and (listening.cancelled() or listening.exception() is not None)):
             if self.closed:
-                raise ConnectionAbortedError("this process listens no more")
+                raise ConnectionAbortedError("this process no longer listens")
             listening = self._listening = detached(self._listen())
         return await asyncio.shield(listening)  # a caller that is cancelled does not leave half of it behind
 
@@ -233,7 +235,7 @@ class Listener(ABC):
             if _IS_LINUX:
                 self._servers.append(await loop.create_unix_server(self.incoming, f"\0{name}"))
             if self.closed:
-                raise ConnectionAbortedError("this process listens no more")
+                raise ConnectionAbortedError("this process no longer listens")
         except BaseException:
             self._stop_listening()
             raise
@@ -249,11 +251,11 @@ Made = TypeVar("Made", bound=Outgoing)
 
 
 async def connect(address: Address, make: Callable[[str], Made]) -> Made:
-    """Connects to the listener at this address. `make` gets its token. Raises OSError if it can't be reached."""
+    """Connects to the listener at this address. `make` gets the token. Raises OSError if it can't be reached."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_S):  # TimeoutError is an OSError
         if _IS_LINUX:
-            # By hand: uvloop accepts only file-system paths here. On one machine none of this blocks.
+            # Connects the socket itself, because uvloop accepts only file-system paths. Local sockets do not block.
             end = socket.socket(socket.AF_UNIX)
             end.setblocking(False)
             try:
@@ -276,14 +278,14 @@ async def connect(address: Address, make: Callable[[str], Made]) -> Made:
 
 def _opened(made: Made) -> Made:
     if not made.is_open:
-        raise ConnectionRefusedError("the other side has another user")
+        raise ConnectionRefusedError("the process at the other end belongs to another user")
     return made
 
 
 def cluster_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
     """Returns the contexts of a server and of a client with Ray's certificates; None if Ray does not use TLS.
 
-    As in Ray, both sides present a certificate of the cluster's authority, and that of the server names its address.
+    As in Ray, both sides present a certificate of the cluster's authority. The server's certificate names its address.
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
@@ -306,9 +308,9 @@ class Line:
     `by_serve` sends a call through Serve. `find_address` asks the replica, through Serve, for the address of its
     Server; None if it has none.
 
-    Serve remains the authority on which replica is the right one. The line queries the address through Serve about
-    twice a second, and does not use a connection that Serve has not confirmed recently. A replica that was replaced may
-    live on for a moment, and two limiters must not both decide.
+    Serve remains the authority on which replica to use. A replica that was replaced may live on for a moment, and two
+    limiters must not both decide. So the line queries the address through Serve about twice a second, and does not use
+    a connection that was not confirmed recently.
     """
 
     def __init__(
@@ -334,7 +336,7 @@ class Line:
         """
         now = self._clock()
         if self._confirm_at is None:
-            self._confirm_at = now  # the next call confirms: some lines are used only once
+            self._confirm_at = now  # the next call confirms, because some lines are used only once
         elif now >= self._confirm_at and (self._confirming is None or self._confirming.done()):
             self._confirm_at = now + CONFIRM_S
             self._confirming = detached(self._confirm())
@@ -385,7 +387,7 @@ class Server(Listener):
 
 
 class _Answering(Incoming):
-    """The answering end. Calls do not wait for one another."""
+    """The answering end of a connection. Answers calls concurrently."""
 
     _listener: Server
 
@@ -409,7 +411,7 @@ class _Answering(Incoming):
 
 
 class Connection(Outgoing):
-    """The calling end. Any number of calls can be open at once."""
+    """The calling end of a connection. Any number of calls can be open at once."""
 
     def __init__(self, token: str) -> None:
         super().__init__(token)
@@ -420,8 +422,8 @@ class Connection(Outgoing):
     async def send(self, call: Any) -> Any:
         """Sends a call and returns the answer.
 
-        Raises the error of the other side, or Unavailable if the connection is lost. Cancelling does not stop the other
-        side.
+        Raises the error of the other side, or Unavailable if the connection is lost. Cancelling this does not cancel
+        the call at the other side.
         """
         if not self.is_open:
             raise Unavailable("the connection is closed")
@@ -437,7 +439,7 @@ class Connection(Outgoing):
                 self.retire()
 
     def retire(self) -> None:
-        """Closes the connection as soon as no call waits for its answer."""
+        """Closes the connection once no call waits for its answer."""
         self._retired = True
         if not self._waiting:
             self.close()
@@ -460,7 +462,7 @@ class Connection(Outgoing):
 
 
 def _keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Lets a connection to another machine end 15 s after that machine has fallen silent."""
+    """Makes a connection to another machine end 15 s after that machine has stopped answering."""
     end = transport.get_extra_info("socket")
     if end.family == socket.AF_UNIX:
         return

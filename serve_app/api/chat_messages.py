@@ -13,13 +13,13 @@ MESSAGES: Final = {
     "SystemMessage": ("Instructions. `developer` counts as `system`.", ["system", "developer"], []),
     "UserMessage": ("What the user says.", ["user"], []),
     "AssistantMessage": (
-        "What the model said before, or the beginning of what it says next.",
+        "An earlier message of the model, or the beginning of its next one.",
         ["assistant"],
         ["tool_calls", "prefix", "reasoning_content"],
     ),
     "ToolMessage": ("The result of a call.", ["tool"], ["tool_call_id"]),
 }
-"""Kind of message to its description, roles and specific fields, in addition to `content` and `name`."""
+"""Description, roles and fields by kind of message. Every kind also has `content` and `name`."""
 
 _ROLES: Final = tuple(role for _, roles, _ in MESSAGES.values() for role in roles)
 
@@ -95,7 +95,7 @@ def check_messages(messages: list[Message], _: Any) -> None:
         if message.role not in _ROLES:
             raise invalid(f"{field}.role", f"must be one of {', '.join(_ROLES)}, but it is {quote(message.role)}")
         if message.prefix and (at != last or message.role != "assistant"):
-            raise invalid(f"{field}.prefix", "is only possible on the last message, and only if the assistant's")
+            raise invalid(f"{field}.prefix", "is only possible on the last message, if it is the assistant's")
         if isinstance(message.content, list):
             for number, part in enumerate(message.content):
                 if part.type != "text":

@@ -17,9 +17,9 @@ REF: Final = "#/components/schemas/"
 
 
 def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
-    """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens.
+    """Returns the schemas by name. The schema of the request is `ChatCompletionRequest`.
 
-    `identifiers` may contain aliases.
+    `identifiers` may contain aliases. `most_output` is the models' maximum output in tokens.
     """
     schemas = body_schemas(ChatRequest, "ChatCompletionRequest", identifiers, most_output)
     schemas |= _messages(schemas.pop("Message"))
@@ -28,7 +28,7 @@ def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[s
 
 
 def body_schemas(kind: type[Shape], name: str, identifiers: Sequence[str], most_output: int = 0) -> dict[str, Schema]:
-    """Returns the schemas of a body by the declarations of its fields. The body's own schema is called `name`."""
+    """Builds the schemas of a body from the declarations of its fields. The body's own schema is called `name`."""
     generated = kind.model_json_schema(ref_template=REF + "{model}")
     schemas = {one: object_schema(model) for one, model in generated.pop("$defs", {}).items()}
     body = schemas[name] = object_schema(generated, null_is_absent=True)

@@ -155,7 +155,7 @@ class ChunkEncoder:
         return self._chunk(choice, b'"role":"assistant","content":' + (b"null" if begins_with_call else b'""'))
 
     def content_chunk(self, text: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
-        """Returns the chunk for a piece of the reply. `tokens` are those whose log-probabilities it carries."""
+        """Returns the chunk for a piece of the reply. It has the log-probabilities of `tokens`."""
         return self._chunk(choice, b'"content":' + encode_text(text), tokens)
 
     def reasoning_chunk(self, text: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
@@ -198,14 +198,14 @@ class StreamedReply:
         self._unopened = set(range(n))
         self._unended = set(range(n))
         self._last_calls: list[Ending | None] = [None] * n
-        self._last_reason: FinishReason | None = None  # of the choice that ended last, whose finish chunk waits
+        self._last_reason: FinishReason | None = None  # of the choice that ended last; its finish chunk is sent later
 
     def chunks(self, event: Delta | ReplyParts | ChoiceEnded) -> bytes:
         """Returns the chunks to send for one event. A choice's first event also produces its opening chunk."""
         encoder = self._encoder
         if isinstance(event, ChoiceEnded):
             if len(self._unended) == 1:
-                self._last_reason = event.reason  # its finish chunk has the usage, which is known at the end
+                self._last_reason = event.reason  # the finish chunk also has the usage, which is not known yet
                 return b""
             return self._finish_choice(event.choice, event.reason)
         if isinstance(event, Delta):
@@ -234,7 +234,7 @@ class StreamedReply:
     def closing_chunks(self, reason: FinishReason, usage: Usage | None = None) -> bytes:
         """Returns the chunks that close the choices that have not ended yet. `reason` is why the reply ended.
 
-        The last one has the usage, if it is given.
+        The last chunk has the usage, if `usage` is given.
         """
         reason = self._last_reason or reason
         *others, last = sorted(self._unended)
@@ -317,9 +317,9 @@ def _last_call(parts: tuple[Part, ...], before: Ending | None) -> Ending | None:
 
 
 def _finish_reason(last_call: Ending | None, reason: FinishReason) -> str:
-    """Returns the format's finish reason for a choice. A choice that ends after whole calls waits for their results."""
+    """Returns the format's finish reason for a choice: `tool_calls` if it ends after complete calls."""
     if last_call is Ending.CUT:
-        return "length"  # even if a stop string or the model itself cut the call: clients must not run half a call
+        return "length"  # whatever interrupted the call: clients must not run an incomplete call
     return "tool_calls" if last_call is not None and reason is FinishReason.STOP else reason.value
 
 

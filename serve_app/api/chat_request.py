@@ -59,13 +59,13 @@ _MAX_TOKEN_ID: Final = 2**31 - 1
 _MAX_BIASES: Final = 1024
 _MAX_TEMPLATE_VARIABLES: Final = 16
 _MAX_TEMPLATE_BYTES: Final = 8192  # of all variables, as JSON
-_CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are at least one token each
+_LISTS_OF_A_MESSAGE: Final = ("content", "tool_calls")  # each item has at least one token
 _TOKENS_OF_A_MESSAGE: Final = 3  # minimum in every chat template: its role, its end marker and one token
 _GREATEST: Final = 10**300
 
 
 def _without_overflow(value: Any) -> Any:
-    """Replaces an integer that no float can hold by infinity: its value is at fault, not its type."""
+    """Replaces an integer that is too large for a float by infinity. The error then names its value, not its type."""
     if isinstance(value, int) and abs(value) > _GREATEST:
         return inf if value > 0 else -inf
     return value
@@ -195,7 +195,7 @@ class ChatRequest(Shape):
     """
 
     model: str
-    """A model identifier from `/models`, or one of its aliases. The request then has the identifier."""
+    """A model identifier from `/models`, or one of its aliases."""
     sent_messages: Annotated[list[Message], FirstFault(), Check(check_messages), keywords(minItems=1)] = Field(
         alias="messages"
     )
@@ -312,7 +312,7 @@ class ChatRequest(Shape):
     continue_final_message: Annotated[bool, Check(_check_continued)] = False
     """Extension: same as `prefix` on the last message."""
     add_generation_prompt: Annotated[bool, Check(_check_generation_prompt)] = True
-    """Extension: false only together with `continue_final_message`, where other servers require it."""
+    """Extension: can only be false with `continue_final_message: true`, as other servers require it."""
     reasoning_effort: Annotated[str | None, keywords(enum=list(REASONING_EFFORTS)), Check(_check_effort)] = None
     """How much a reasoning model reasons, for models whose chat template has a variable for it; else ignored."""
     chat_template_kwargs: Annotated[
@@ -389,7 +389,7 @@ class ChatRequest(Shape):
 
     @cached_property
     def response_format(self) -> dict[str, Any] | None:
-        """The form of the reply from any of its fields, as `structured_outputs.Form`. None means text."""
+        """The form of the reply (see `structured_outputs.Form`), from whichever field sets it. None means text."""
         return self.plain_response_format if OTHER_FORMS.isdisjoint(self.model_fields_set) else form_of(self)
 
     @cached_property
@@ -436,7 +436,7 @@ def parse_chat_request(
 
 
 class RawRequest(ChatRequest):
-    """A request with raw prompts in place of messages. The door for completions makes it."""
+    """A request with raw prompts instead of messages, from the door for completions."""
 
     sent_messages: list[Message] = Field([], alias="messages")
     raw_prompts: RawPrompts
@@ -481,11 +481,11 @@ def check_chat_request(
     served: ServedModels,
     kind: type[RequestT] = ChatRequest,  # type: ignore[assignment]
 ) -> RequestT:
-    """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format.
+    """Checks a request whose JSON is parsed. Doors of other formats translate their requests to this format first.
 
-    `kind` is the class of the result. The request has the identifier in place of an alias.
+    `kind` is the class of the result. In the result, `model` is the identifier, even if the request has an alias.
     """
-    _refuse_crowds(parsed, served)
+    _refuse_too_many(parsed, served)
     fields = {name: value for name, value in parsed.items() if value is not None}
     if isinstance(model := fields.get("model"), str):
         fields["model"] = identifier_of(model, served)
@@ -508,7 +508,7 @@ def check_chat_request(
     return request
 
 
-def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
+def _refuse_too_many(parsed: Mapping[str, Any], served: ServedModels) -> None:
     """Rejects more messages than any context holds, and too many tools or biases, before the items are read.
 
     This is the only exception to the rule "types before values". Checking the types of 100,000 items would take a
@@ -517,7 +517,8 @@ def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
     messages, tools = parsed.get("messages"), parsed.get("tools")
     longest = max((context for context, _ in served.values()), default=0)
     if isinstance(messages, list):
-        found = (part for message in messages if isinstance(message, dict) for part in map(message.get, _CROWDS))
+        dicts = (message for message in messages if isinstance(message, dict))
+        found = (part for message in dicts for part in map(message.get, _LISTS_OF_A_MESSAGE))
         tokens = len(messages) * _TOKENS_OF_A_MESSAGE + sum(len(part) for part in found if isinstance(part, list))
         if tokens > longest:
             raise errors.context_length_exceeded(0, longest)

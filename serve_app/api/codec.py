@@ -37,10 +37,10 @@ _NOT_UTF8: Final = (
 
 # Words in the parser's message, and advice for the client.
 _HINTS: Final = (
-    ("recursion limit", "Arrays and objects may be nested 200 deep."),
-    ("out of range", "A number may have 4300 digits."),
+    ("recursion limit", "Arrays and objects may be nested at most 200 deep."),
+    ("out of range", "A number may have at most 4300 digits."),
     ("EOF while parsing", "It ends too early: it may have been truncated on the way."),
-    ("trailing characters", "There is something after the object: send one object alone."),
+    ("trailing characters", "There is something after the object: send only one object."),
     ("trailing comma", "Leave out the comma before the closing bracket."),
     ("control character", "In strings, line ends and other control characters are escaped, as in \\n."),
     ("hex escape", "Escapes of surrogates, \\ud800 to \\udfff, come in pairs."),
@@ -54,7 +54,7 @@ _NO_NUMBERS: Final = (b"NaN", b"Infinity", b"-Infinity")
 # Valid characters in a JSON string, but some clients split a stream into lines at them (Python's str.splitlines).
 _LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
-# Pydantic's error types, and the type that was expected.
+# The expected type, by Pydantic's error type.
 _EXPECTED: Final = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -91,14 +91,14 @@ def has_more_items(raw: bytes, most: int) -> bool:
     """Returns whether JSON text has more than `most` items: opening brackets and commas outside strings.
 
     The number of values grows with the number of items. The count is exact for valid JSON, and for the text before the
-    first fault. It takes milliseconds, in steps of less than one; parsing a million items would stop all threads for a
-    second.
+    first error. Counting takes milliseconds and lets other threads run meanwhile. Parsing a million items would stop
+    them for a second.
     """
     return have_more_items([raw], most)
 
 
 def have_more_items(texts: Sequence[bytes], most: int) -> bool:
-    """Does the same as `has_more_items`, for several texts together."""
+    """Returns the same as `has_more_items`, for several texts together."""
     if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # including strings
         return False
     items = 0
@@ -198,12 +198,12 @@ def missing(field: str) -> NoReturn:
 
 
 def wrong_type(kind: str, field: str, value: Any) -> NoReturn:
-    """Raises a validator's error: `field` of the current object is not of the type that `_EXPECTED` has for `kind`."""
+    """Raises a validator's error: `field` of the current object has a wrong type. `kind` is a key of `_EXPECTED`."""
     raise PydanticCustomError(kind, "type", {"field": field, "input": value})
 
 
 def wrong_item(kind: str, steps: list[int], value: Any) -> NoReturn:
-    """Does the same as `wrong_type` for an item of an array. `steps` are the indices that lead to it."""
+    """Raises the same error as `wrong_type` for an item of an array. `steps` are the indices that lead to the item."""
     raise PydanticCustomError(kind, "type", {"steps": steps, "input": value})
 
 
@@ -283,7 +283,7 @@ def _encoded(value: Any) -> str:
 
 
 def _with_finite(value: Any) -> Any:
-    """Returns a value with the greatest number in place of infinity, which the parser returns for 1e999."""
+    """Replaces infinity, which the parser returns for numbers such as 1e999, by the largest finite number."""
     if isinstance(value, float):
         return None if isnan(value) else min(max(value, -_GREATEST), _GREATEST)
     if isinstance(value, dict):

@@ -30,7 +30,9 @@ class CompletionLogprobs(BaseModel):
     The token that ends the text is listed although it has no text. It is not billed.
     """
 
-    tokens: list[str] = Field(description="Texts of the tokens. Bytes that are not whole characters begin `bytes:`.")
+    tokens: list[str] = Field(
+        description="Texts of the tokens. A token that is not whole characters is `bytes:` and its escaped bytes."
+    )
     token_logprobs: list[Logprob | None] = Field(description="null for the first token of a prompt.")
     top_logprobs: list[dict[str, Logprob] | None] = Field(
         description="The most likely tokens at each position, and the token itself."

@@ -16,21 +16,21 @@ from serve_app.contracts.generation import ChoiceEnded, Delta, FinishReason, Pro
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-_SKIPPED_BYTES = 64  # a token that the text lacks is looked for this far ahead
+_MAX_SKIPPED_BYTES = 64  # of text, in the search for the next token
 
 
 class TokenOffsets:
     """Finds the characters at which tokens begin, in a text that arrives in pieces.
 
-    A token may arrive before the end of its text. Special tokens and halves of characters may be missing from the text;
-    they begin where the next token does.
+    A token may arrive before the end of its text. Special tokens and parts of characters may be missing from the text.
+    Their offset is that of the next token.
     """
 
     def __init__(self) -> None:
         self._text = b""
         self._at = 0  # in bytes
         self._characters = 0  # before `_at` and the owed bytes
-        self._owed = b""  # of tokens whose text has not arrived
+        self._owed = b""  # bytes of tokens whose text has not arrived
 
     def add_text(self, text: str) -> None:
         if not text:
@@ -51,7 +51,7 @@ class TokenOffsets:
         at, text = self._at, self._text
         if not text.startswith(raw, at):
             if raw[:1] == b" " and not self._characters and text.startswith(raw[1:], at):
-                raw = raw[1:]  # of the first word
+                raw = raw[1:]  # the text has no space before its first word
             elif len(text) - at < len(raw) and raw.startswith(text[at:]):
                 offset = self._offset(raw)
                 self._owed += raw[len(text) - at :]
@@ -59,7 +59,7 @@ class TokenOffsets:
                 self._characters += _count_characters(raw)
                 return offset
             else:
-                found = text.find(raw, at, at + _SKIPPED_BYTES)
+                found = text.find(raw, at, at + _MAX_SKIPPED_BYTES)
                 if found < 0:
                     return self._characters
                 self._characters += _count_characters(text[at:found])
@@ -117,7 +117,7 @@ def _finite(logprob: float) -> float:
 
 
 def _name(token: TokenLogprob) -> str:
-    """Returns the token's text. Bytes that are not whole characters are written out, so that names are unique."""
+    """Returns the token's text. If it is not whole characters, returns its bytes as text, so that names are unique."""
     try:
         return token.raw.decode() or token.text
     except UnicodeDecodeError:
@@ -137,7 +137,7 @@ class Piece:
 
 
 def pieces_of(event: ReplyEvent, request: RawRequest) -> list[Piece]:
-    """Returns the output in an event. A prompt that is sent back belongs to each of its choices."""
+    """Returns the output in an event. A prompt that is echoed is part of each of its choices."""
     if isinstance(event, ChoiceEnded):
         return []
     if isinstance(event, Delta):
@@ -165,7 +165,7 @@ class _Choice:
 class WholeCompletion:
     """Collects the events of a completion that is not streamed.
 
-    Log-probabilities are encoded as they arrive: those of long prompts together would hold up other requests.
+    Log-probabilities are encoded as they arrive. Encoding those of a long prompt at once would delay other requests.
     """
 
     def __init__(self, request: RawRequest) -> None:
@@ -183,7 +183,7 @@ class WholeCompletion:
             choice.prompt_ids = piece.prompt_ids or choice.prompt_ids
             if not self._request.logprobs:
                 continue
-            if piece.of_prompt and piece is not pieces[0]:  # the prompt's choices share the encoded pieces
+            if piece.of_prompt and piece is not pieces[0]:  # encoded once for all choices of the prompt
                 first = self._choices[pieces[0].choice]
                 choice.logprobs, choice.encoded = first.logprobs.copy(), {k: [*v] for k, v in first.encoded.items()}
                 continue

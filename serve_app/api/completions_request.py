@@ -21,7 +21,7 @@ from serve_app.contracts.generation import RawPrompts
 
 MAX_CHOICES: Final = 64  # of all prompts together
 MAX_LOGPROBS: Final = 5
-MAX_SCORED: Final = 262_144  # tokens of prompts whose log-probabilities a reply has, in all choices
+MAX_SCORED: Final = 262_144  # prompt tokens with log-probabilities in one reply, summed over all choices
 DEFAULT_MAX_TOKENS: Final = 16
 _MAX_ID: Final = 2**31 - 1
 
@@ -50,7 +50,7 @@ UNSUPPORTED: Final[Mapping[str, _Unsupported]] = {
     "prompt_logprobs": _Unsupported("is not a field here. Send echo: true and logprobs"),
     "truncate_prompt_tokens": _Unsupported("is not supported. Send a shorter prompt", (None,)),
 }
-"""Fields that the chat format has, or refuses with other words. Those of `REFUSED` are refused too."""
+"""Fields refused with a message for this format. The other fields in `REFUSED` are refused as in the chat format."""
 
 
 def _as_prompts(value: Any) -> Prompts:
@@ -97,13 +97,13 @@ class CompletionFields(Shape):
         alias="prompt"
     )
     """Text to continue, without a chat template: a string, token ids, or an array of one of these for several
-    prompts. Names of special tokens in a text become these tokens."""
+    prompts. The name of a special token in a text, such as `<|im_end|>`, is encoded as that token."""
     suffix: str | None = None
-    """Text that follows the reply. The model must have tokens for filling in the middle; else 422. Names of special
-    tokens in both texts are then plain text. Only with texts as prompts and without `echo`."""
+    """Text that follows the reply. Returns 422 if the model has no tokens for filling in the middle. Names of special
+    tokens in prompt and suffix are then plain text. Not possible with token ids as prompts or with `echo`."""
     max_tokens: Annotated[int, keywords(minimum=0)] = DEFAULT_MAX_TOKENS
-    """Maximum number of tokens per choice. Values above the model's limit mean the limit. 0, only with `echo`, computes
-    the prompt alone."""
+    """Maximum number of tokens per choice. Values above the model's limit count as the limit. 0 generates nothing and
+    is only possible with `echo`."""
     echo: bool = False
     """Begin the text with the prompt, and the log probabilities with those of the prompt."""
     logprobs: Annotated[int | None, keywords(minimum=0, maximum=MAX_LOGPROBS)] = None
@@ -113,8 +113,8 @@ class CompletionFields(Shape):
     return_token_ids: bool = False
     """Extension: return the token ids of the prompt and of the reply."""
     add_special_tokens: bool = True
-    """Extension: add the tokens that the model's tokenizer adds to a text, such as one for its beginning. Token ids
-    are used as they are."""
+    """Extension: add the tokens that the model's tokenizer adds to a text, such as a token for its beginning. Nothing
+    is added to token ids."""
 
     @property
     def prompts(self) -> Prompts:
@@ -122,7 +122,7 @@ class CompletionFields(Shape):
         return prompts
 
     def chat_fields(self, most_output: int) -> dict[str, Any]:
-        """Returns the fields of the `RawRequest` that these fields mean. Values that `check` rejects are changed."""
+        """Converts these fields to fields of `RawRequest`. Clamps values that `check` rejects later."""
         raw = RawPrompts(
             self.prompts,
             self.suffix or None,
@@ -143,7 +143,7 @@ class CompletionFields(Shape):
         return fields
 
     def check(self, n: int) -> None:
-        """Checks values. Raises ApiError (422) for the first that is wrong."""
+        """Checks values. Raises ApiError (422) for the first wrong value."""
         _check_prompts(self.prompts, n)
         if self.max_tokens < 0:
             raise invalid("max_tokens", f"must be at least 0, but it is {describe_value(self.max_tokens)}")

@@ -22,17 +22,17 @@ ERROR_TYPES: Final[Mapping[int, str]] = {
     500: "server_error",
     503: "overloaded_error",
 }
-"""Status to `error.type`, for every status that a client can get."""
+"""`error.type` by status, for every status that a client can get."""
 
 TOO_LARGE: Final = "The body is larger than"
-"""Beginning of the message for a body that is too large. Some formats have a status for it."""
+"""Beginning of the message for a body that is too large. Some formats have a separate status for this error."""
 
 
 class ApiError(Exception):
     """An error response with its body and headers.
 
-    `message` says what to change; `param` names the field or header at fault. The code that detects a fault raises the
-    error, and one place turns it into HTTP. It can be pickled, so it can cross processes.
+    `message` says what to change; `param` names the wrong field or header. The code that detects a problem raises the
+    error, and one place turns it into an HTTP response. The error can be pickled, to pass it between processes.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ def body_encoded(encoding: str) -> ApiError:
 def body_timeout(seconds: float) -> ApiError:
     """Status 408: the body was not complete in time. The connection is closed, because the rest may still arrive."""
     message = f"The body was not complete after {seconds:g} s. "
-    message += "Send it faster, or check that content-length is its length."
+    message += "Send it faster, or check that content-length is the body's length."
     return ApiError(408, message, "body_timeout", headers={"connection": "close"})
 
 
@@ -85,7 +85,7 @@ def authentication(message: str) -> ApiError:
 
 
 def insufficient_balance(message: str, *, code: str = "insufficient_balance") -> ApiError:
-    """Status 402. `code` is insufficient_balance (the account's) or budget_exceeded (the key's)."""
+    """Status 402. `code` is insufficient_balance (of the account) or budget_exceeded (of the key)."""
     return ApiError(402, message, code)
 
 
@@ -128,7 +128,7 @@ def idempotency_key_reused() -> ApiError:
 
 def model_not_found(model: str, served: Iterable[str]) -> ApiError:
     """Status 422: the model is not served."""
-    message = f"The model '{_short(model, 60)}' does not exist. Served are: {', '.join(served)}."
+    message = f"The model '{_short(model, 60)}' does not exist. Available models: {', '.join(served)}."
     return invalid_parameters(message, "model", code="model_not_found")
 
 
@@ -147,7 +147,7 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
     found = prompt_tokens or f"more than {limit}"
     message = (
         f"This model's maximum context length is {limit} tokens, and your messages are {found} tokens. "
-        "Shorten the messages, so that room for the reply is left."
+        "Shorten the messages, to leave room for the reply."
     )
     return invalid_parameters(message, "messages", code="context_length_exceeded")
 
@@ -163,7 +163,7 @@ def too_many_bodies(message: str) -> ApiError:
 
 
 def server_error(request_id: str | None = None) -> ApiError:
-    """Status 500. The message does not describe the fault. The request id leads the operator to the log line."""
+    """Status 500. The message does not describe the error; operators find it in the log by the request id."""
     message = "The server failed to process the request. Try again"
     message += f"; if it keeps failing, report the request id {request_id}." if request_id else "."
     return ApiError(500, message, "server_error")
@@ -192,6 +192,6 @@ def _short(text: str, most: int) -> str:
 
 
 def _retry_headers(seconds: float) -> dict[str, str]:
-    """Returns both headers that SDKs read, rounded up: a client that retries too early is only rejected again."""
+    """Returns both headers that SDKs read, rounded up. A client that retried too early would be rejected again."""
     bounded = min(MAX_RETRY_AFTER_S, max(0.0, seconds))
     return {"retry-after": str(max(1, ceil(bounded))), "retry-after-ms": str(max(1, ceil(bounded * 1000)))}

@@ -101,9 +101,9 @@ def _remainders(divisor: Any) -> int:
 
 
 def repeated_size(pattern: str) -> int:
-    """Estimates the characters of a regular expression with its repetitions written out: `{2,5}` counts as five times.
+    """Estimates the length of a regular expression with its repetitions written out; `{2,5}` counts five times.
 
-    Nested repetitions multiply. Returns at most `MAX_REPEATED` + 1. The grammar engine's work grows with this size.
+    Nested repetitions multiply. Returns at most `MAX_REPEATED` + 1. The grammar engine's work grows with this length.
     """
     sizes, last, at = [0], 0, 0  # sizes of the open groups and of the previous piece
     while at < len(pattern):

@@ -28,7 +28,7 @@ ERRORS: Final = {
     500: "api_error",
     529: "overloaded_error",
 }
-"""Status to `error.type`, for every status of the format."""
+"""`error.type` by status, for every status of the format."""
 
 _STATUSES: Final = {422: 400, 503: 529}
 _NAMES: Final = (
@@ -39,7 +39,7 @@ _NAMES: Final = (
     (re.compile(r"response_format"), "output_config.format"),
     (re.compile(r"\bn: 1\b"), "one reply"),
 )
-"""Fields of chat in error messages, and their names in this format."""
+"""Fields of the chat format in error messages, and their names in this format."""
 _TOO_LONG: Final = re.compile(
     r"maximum context length is (\d+) tokens, and your messages are (more than )?(\d+) tokens"
 )

@@ -58,7 +58,7 @@ class ReplyToolUseBlock(BaseModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(description="Arguments. If the call is incomplete, those that are complete.")
+    input: dict[str, Any] = Field(description="Arguments. In an incomplete call: the arguments that are complete.")
 
 
 ReplyBlock = Annotated[
@@ -155,14 +155,14 @@ class ContentBlockStop(BaseModel):
 
 
 class MessageEnd(BaseModel):
-    """Why the reply ended."""
+    """The reason why the reply ended."""
 
     stop_reason: StopReason
     stop_sequence: StopSequence
 
 
 class MessageDelta(BaseModel):
-    """The end of the reply and what it costs."""
+    """The end of the reply, with its usage."""
 
     type: Literal["message_delta"]
     delta: MessageEnd
@@ -176,13 +176,13 @@ class MessageStop(BaseModel):
 
 
 class Ping(BaseModel):
-    """The reply goes on."""
+    """Shows that the stream is alive while there is no other event."""
 
     type: Literal["ping"]
 
 
 class TokenCount(BaseModel):
-    """The number of prompt tokens that a message would be billed for, cached ones included."""
+    """The number of prompt tokens that a message would be billed for, including cached tokens."""
 
     input_tokens: Count
 

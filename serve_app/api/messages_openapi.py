@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 
 
 def messages_schemas(identifiers: Sequence[str]) -> dict[str, Schema]:
-    """Returns the schemas by name. Those of the bodies are `MessagesRequest` and `CountTokensRequest`."""
+    """Returns the schemas by name. The schemas of the bodies are `MessagesRequest` and `CountTokensRequest`."""
     schemas = body_schemas(MessagesRequest, "MessagesRequest", identifiers)
     schemas |= _blocks(schemas.pop("ContentBlock"))
     schemas |= _messages(schemas.pop("InputMessage"))

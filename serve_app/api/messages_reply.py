@@ -24,7 +24,7 @@ from serve_app.contracts.generation import (
 )
 
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
-HIDDEN_PER_PING: Final = 64  # pieces of reasoning that are not shown: the client then learns that the reply goes on
+HIDDEN_PER_PING: Final = 64  # a ping is sent for each such number of hidden pieces of reasoning
 _STOP: Final = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _DELTA: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b}}\n\n'
 
@@ -113,7 +113,7 @@ class MessageStream:
                 self._last_call = part.ending
                 return self._close()
             case PromptEcho():
-                return b""  # only raw prompts are sent back
+                return b""  # only for raw prompts
 
     def _ensure(self, kind: str, block: dict[str, Any]) -> bytes:
         return b"" if self._open == kind else self._close() + self._begin(kind, block)
@@ -162,7 +162,7 @@ def _whole_block(block: dict[str, Any], content: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call: the complete values of a call that was cut, as SDKs read it from a stream."""
+    """Returns the arguments of a call. For an incomplete call: the complete values, as SDKs do for a stream."""
     try:
         parsed = from_json(arguments, allow_partial=True) if arguments.strip() else {}
     except ValueError:
@@ -182,7 +182,7 @@ def _message(head: ReplyHead, content: list[dict[str, Any]], usage: dict[str, An
 
 
 def _usage(finished: Finished) -> dict[str, Any]:
-    """Returns the billed tokens. The prompt is the sum of the first three."""
+    """Returns the billed tokens. The sum of the first three fields is the prompt."""
     return {
         "input_tokens": finished.prompt_tokens - finished.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -193,7 +193,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
 
 
 def _end(last_call: Ending | None, finished: Finished) -> dict[str, Any]:
-    """Returns the reason of the end. A client must not run a call that is not complete: it counts as cut."""
+    """Returns the stop reason. An incomplete last call has `max_tokens`, because a client must not run it."""
     if last_call in (Ending.CUT, Ending.MALFORMED) or finished.reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if last_call is Ending.COMPLETE:

@@ -1,6 +1,6 @@
 """Declares the fields of a request in the Messages format, and translates a body to the chat format.
 
-The chat format's rules and limits then apply once. Values are checked here if the two formats differ in them.
+The chat format's rules and limits then apply. Only values in which the two formats differ are checked here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BLOCKS: Final = {
     "ThinkingBlock": ("Reasoning of an earlier reply. The model does not see it.", "thinking", []),
     "RedactedThinkingBlock": ("Reasoning of an earlier reply. The model does not see it.", "redacted_thinking", []),
 }
-"""Kind of content block to its description, type and required fields."""
+"""Description, type and required fields by kind of content block."""
 
 ROLES: Final = ("user", "assistant", "system")
 TOOL_CHOICES: Final = ("auto", "any", "tool", "none")
 THINKING: Final = ("enabled", "disabled", "adaptive")
 ERROR_PREFIX: Final = "Error: "
-"""Put before the content of a result with `is_error`."""
+"""Prefix of the content of a result with `is_error`."""
 
 _TYPES: Final = tuple(kind for _, kind, _ in BLOCKS.values())
 _THOUGHTS: Final = ("thinking", "redacted_thinking")
@@ -57,7 +57,7 @@ class ContentBlock(Shape):
     text: str | None = None
     """Text of the block. Blocks are joined by line feeds."""
     id: str | None = None
-    """Id of the call. The block with its result has it as `tool_use_id`."""
+    """Id of the call. It is the `tool_use_id` of the block with the result."""
     name: str | None = None
     """Name of the tool."""
     input: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ class ToolChoice(Shape):
     type: Annotated[str, keywords(enum=list(TOOL_CHOICES))]
     """`auto`: the model decides. `any`: at least one call. `tool`: a call of the tool `name`. `none`: no call."""
     name: str | None = None
-    """One of `tools`, with `tool`."""
+    """For `tool`: the name of one of `tools`."""
     disable_parallel_tool_use: Annotated[bool | None, keywords(default=False)] = None
     """Allow at most one call per reply."""
 
@@ -142,7 +142,7 @@ class MessagesRequest(Shape):
     model: str
     """A model identifier from `/models`."""
     max_tokens: Annotated[int, keywords(minimum=1)]
-    """Maximum number of tokens of the reply. A number above the model's limit counts as the limit."""
+    """Maximum number of tokens of the reply. Values above the model's limit count as the limit."""
     messages: Annotated[list[InputMessage], FirstFault(), keywords(minItems=1)]
     """Messages of the conversation. If the last one is the assistant's, the reply continues it."""
     system: Annotated[_Text | _Blocks, either("string_or_parts")] | None = None
@@ -174,7 +174,7 @@ class MessagesRequest(Shape):
 
 
 class MessagesChat(ChatRequest):
-    """A request in the Messages format, in terms of chat."""
+    """A request in the Messages format, translated to the chat format."""
 
     shows_thinking: bool = False
 
@@ -182,7 +182,7 @@ class MessagesChat(ChatRequest):
 def parse_messages_request(parsed: dict[str, Any], served: ServedModels) -> MessagesChat:
     """Checks a body of POST /messages whose JSON is parsed. Raises ApiError as `check_chat_request` does."""
     given = {name: value for name, value in parsed.items() if value is not None}
-    _refuse_crowds(given, served)
+    _refuse_too_many(given, served)
     _refuse_foreign(given)
     request = typed(MessagesRequest, given)
     identifier = identifier_of(request.model, served)
@@ -196,7 +196,7 @@ def parse_count_request(raw: bytes, served: ServedModels, max_bytes: int, max_it
     return parse_messages_request({**parsed, "max_tokens": 1, "stream": None, "stream_options": None}, served)
 
 
-def _refuse_crowds(given: Mapping[str, Any], served: ServedModels) -> None:
+def _refuse_too_many(given: Mapping[str, Any], served: ServedModels) -> None:
     """Rejects more blocks than any context holds, and too many tools, before their types are checked."""
     longest = max((context for context, _ in served.values()), default=0)
     messages, tools = given.get("messages"), given.get("tools")
@@ -213,7 +213,7 @@ def _refuse_foreign(given: Mapping[str, Any]) -> None:
     if given.get("mcp_servers"):
         raise invalid("mcp_servers", "is not supported: call the servers yourself, and send their tools in tools")
     if given.get("output_format") is not None:
-        raise invalid("output_format", "is not a field here. Send the same as output_config.format")
+        raise invalid("output_format", "is not a field here. Send its value in output_config.format")
 
 
 def _chat(request: MessagesRequest, most_output: int) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _chat(request: MessagesRequest, most_output: int) -> dict[str, Any]:
 
 
 def _check(request: MessagesRequest) -> None:
-    """Checks the values that chat's rules would not find, or would name differently. Raises ApiError (422)."""
+    """Checks values that the chat format allows, or names differently. Raises ApiError (422)."""
     if request.max_tokens < 1:
         raise invalid("max_tokens", f"must be at least 1, but it is {request.max_tokens}")
     for name, field in MessagesRequest.model_fields.items():
@@ -375,7 +375,7 @@ def _blocks(message: InputMessage) -> list[ContentBlock]:
 def _user(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
     """Yields the results of calls, and the text before and after them."""
     text: list[ContentBlock] = []
-    is_said = False
+    has_result = False
     for block in blocks:
         if block.type == "text":
             text.append(block)
@@ -383,9 +383,9 @@ def _user(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
         if text:
             yield {"role": "user", "content": _joined(text)}
             text = []
-        is_said = True
+        has_result = True
         yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
-    if text or not is_said:
+    if text or not has_result:
         yield {"role": "user", "content": _joined(text)}
 
 
@@ -395,7 +395,7 @@ def _result(block: ContentBlock) -> str:
 
 
 def _assistant(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": "assistant", "content": _joined([b for b in blocks if b.type == "text"])}
+    message: dict[str, Any] = {"role": "assistant", "content": _joined([b for b in blocks if b.type == "text"])}
     calls = [
         {
             "id": block.id,
@@ -405,7 +405,7 @@ def _assistant(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
         for block in blocks
         if block.type == "tool_use"
     ]
-    return {**said, "tool_calls": calls} if calls else said
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _tool(tool: CustomTool) -> dict[str, Any]:

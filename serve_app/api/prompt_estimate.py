@@ -17,11 +17,11 @@ MARGIN: Final = 1.1
 
 
 def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-    """Estimates the tokens of a normalised conversation with its tools: at least 1, and rather high for everyday text.
+    """Estimates the tokens of a conversation and its tools: at least 1, and usually too high for everyday text.
 
-    Every character outside ASCII counts as a Chinese one, because accents, punctuation and other scripts are seldom
-    cheaper. The tokenizer's exact count replaces the estimate before anything is generated, so the estimate only has to
-    be close. The time is linear in the text, at the speed of an encoder: 1 MB takes about a millisecond.
+    Every character outside ASCII counts as a Chinese character, because accents, punctuation and other scripts seldom
+    need fewer tokens. The tokenizer's exact count replaces the estimate before anything is generated, so the estimate
+    only has to be close. The time is proportional to the text: 1 MB takes about a millisecond.
     """
     tokens = float(TOKENS_PER_PROMPT)
     for message in messages:

@@ -1,7 +1,7 @@
 """Fields of other services that would change a reply and that this service does not have.
 
-A request that sets one returns 422, because a reply without its effect would be a surprise. Values that change nothing
-are accepted. Fields that are in neither table are ignored.
+A request that sets one of them returns 422, because a reply without its effect would be a surprise. Values that change
+nothing are accepted. Unknown fields that are not in `REFUSED` are ignored.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from serve_app.api import errors
 
 
 class Refused(NamedTuple):
-    """Why a field is refused and what to send instead, and the values that change nothing besides the usual ones."""
+    """The error of a field, and the values that are accepted."""
 
-    remedy: str
-    harmless: tuple[Any, ...] = ()
+    remedy: str  # why the field is refused, and what to send instead
+    harmless: tuple[Any, ...] = ()  # accepted in addition to `_HARMLESS`
 
 
 _FORM: Final = Refused("can't be enforced. Send response_format with json_schema, guided_regex or guided_choice")
@@ -33,7 +33,7 @@ REFUSED: Final[Mapping[str, Refused]] = {
     "ebnf": _FORM,
     "structural_tag": _FORM,
     "guided_whitespace_pattern": Refused("can't be enforced. Leave it out"),
-    "regex": Refused("is not a field here. Send the same as guided_regex"),
+    "regex": Refused("is not a field here. Send its value in guided_regex"),
     "json_schema": Refused("is not a field here. Send response_format with json_schema"),
     "functions": _OLDER,
     "function_call": _OLDER,
@@ -61,7 +61,7 @@ REFUSED: Final[Mapping[str, Refused]] = {
     "lora_path": _ADAPTER,
     "lora_request": _ADAPTER,
 }
-"""Name of the field to its remedy. docs/api.md lists all of them."""
+"""Refused fields by name. docs/api.md lists all of them."""
 
 _HARMLESS: Final[tuple[Any, ...]] = (None, "", [], False)
 _EMPTY_IS_SET: Final = frozenset({"web_search_options"})  # an empty object turns it on

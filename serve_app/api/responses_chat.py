@@ -1,6 +1,6 @@
-"""Turns a request to POST /responses into the chat format, and errors about the chat format back.
+"""Translates a request to POST /responses to the chat format, and errors about chat fields to this format.
 
-Consecutive items of the model (reasoning, text, calls) are one assistant message, as a chat template reads them.
+Consecutive items of the model (reasoning, text, calls) become one assistant message, as chat templates expect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXTENSIONS: Final = (
     *("seed", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
 )
-"""Fields of the chat format that this format does not have. They mean the same here."""
+"""Fields of the chat format that OpenAI's format does not have. They have the same meaning here."""
 _FIELDS: Final = (
     (re.compile(r"^messages(\[.*)?$"), "input"),
     (re.compile(r"^response_format\.json_schema\.(?=\w)"), "text.format."),
@@ -61,7 +61,7 @@ _FIELDS: Final = (
     (re.compile(r"^max_tokens$"), "max_output_tokens"),
     (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
 )
-"""Fields of the chat format, and their names in this one."""
+"""Fields of the chat format, and their names in this format."""
 
 Json = dict[str, Any]
 
@@ -76,7 +76,7 @@ class StoredConversation:
 
 
 Stored = Mapping[str, StoredConversation]
-"""Response id to what is stored."""
+"""Stored conversations by response id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,17 @@ class NamedTool:
 
 @dataclass(slots=True)
 class Tools:
-    """The tools of a request. `names` has them by the name that the model reads, in the order of `functions`."""
+    """The tools of a request. `names` has them by the name that the model sees, in the order of `functions`."""
 
     functions: list[Json] = field(default_factory=list)  # as the chat format has them
     names: dict[str, NamedTool] = field(default_factory=dict)
-    echoed: list[Json] = field(default_factory=list)
+    echoed: list[Json] = field(default_factory=list)  # as the reply repeats them
     omitted: list[str] = field(default_factory=list)  # types, each once
-    bytes_of_formats: int = 0  # of custom tools, as JSON: the reply repeats them
+    bytes_of_formats: int = 0  # formats of custom tools, as JSON, which the reply repeats
 
 
 class ResponsesChat(ChatRequest):
-    """A request to POST /responses in the chat format, with what its reply repeats."""
+    """A request to POST /responses in the chat format, with the fields that its reply repeats."""
 
     _sent: ResponsesRequest = PrivateAttr()
     _tools: Tools = PrivateAttr()
@@ -117,11 +117,11 @@ class ResponsesChat(ChatRequest):
 
     @property
     def items(self) -> list[Json]:
-        """All items of the conversation before the reply, earlier ones included, without ids."""
+        """All items of the conversation before the reply, including those of earlier responses."""
         return self._items
 
     def named(self, error: ApiError) -> ApiError:
-        """Returns an error about the chat format with the names of this format."""
+        """Returns an error about chat fields with the field names of this format."""
         return _renamed(error, self._tools)
 
 
@@ -236,7 +236,10 @@ def _typed(items: Sequence[Json]) -> list[Item]:
 
 
 class _Referred:
-    """The stored items that a request refers to. A short body may refer to a long item thousands of times."""
+    """The stored items that a request refers to.
+
+    Limits their total size, because a short body may refer to a long item thousands of times.
+    """
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
@@ -276,7 +279,7 @@ class _Turns:
     """Collects items as chat messages."""
 
     def __init__(self) -> None:
-        self.messages: list[Json] = []  # texts of the last one may be lists of pieces
+        self.messages: list[Json] = []  # the texts of the last message may be lists of pieces
 
     def add(self, item: Item) -> None:
         if isinstance(item, InputMessage):
@@ -292,7 +295,7 @@ class _Turns:
             self._append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
 
     def add_message(self, role: str, text: str) -> None:
-        """Adds a message. Instructions at the beginning become one message: many templates allow only one."""
+        """Adds a message. Instructions at the beginning become one message, because many templates allow only one."""
         if role == "assistant":
             self._join("content", text)
         elif role != "user" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
@@ -301,7 +304,7 @@ class _Turns:
             self._append({"role": "user" if role == "user" else "system", "content": [text]})
 
     def end(self) -> list[Json]:
-        """Returns the messages. Reasoning that neither text nor calls follow is left out, as templates do."""
+        """Returns the messages. Leaves out reasoning without text or calls after it, as templates do."""
         self._close()
         return self.messages
 
@@ -338,7 +341,7 @@ def _text(content: Any) -> str:
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """Returns the name by which the model reads a tool: at most 64 characters, also with a namespace."""
+    """Returns the name of a tool for the model: at most 64 characters, also with a namespace."""
     if namespace is None:
         return name
     joined = f"{namespace.rstrip('_')}__{name}"
@@ -429,7 +432,7 @@ def _choice(choice: str | ToolChoice | None, tools: Tools) -> Json:
     if not isinstance(choice, ToolChoice):
         if choice == "required" and not tools.functions and tools.omitted:
             names = ", ".join(map(quote, tools.omitted))
-            raise invalid("tool_choice", f"can't be required: of the tools, {names} are not served. Send a function")
+            raise invalid("tool_choice", f"can't be required, because {names} are not served. Send a function")
         found: Json = {"tools": tools.functions} if tools.functions else {}
         return found if choice is None or (choice != "required" and not found) else found | {"tool_choice": choice}
     if choice.type != "allowed_tools":
@@ -452,10 +455,10 @@ def _choice(choice: str | ToolChoice | None, tools: Tools) -> Json:
 
 
 def _named(field: str, kind: str, name: str, namespace: str | None, tools: Tools) -> str:
-    """Returns the name by which the model reads the tool that a choice names. Raises ApiError (422)."""
-    for model_reads, tool in tools.names.items():
+    """Returns the name for the model of the tool that a choice names. Raises ApiError (422)."""
+    for shown, tool in tools.names.items():
         if tool.name == name and tool.is_custom == (kind == "custom") and namespace in (None, tool.namespace):
-            return model_reads
+            return shown
     raise invalid(field, f"must name one of the tools of type {kind}, but it is {quote(name)}")
 
 
@@ -463,7 +466,7 @@ _TOOL_FIELD: Final = re.compile(r"^tools\[(\d+)\]\.function")
 
 
 def _renamed(error: ApiError, tools: Tools) -> ApiError:
-    """Returns an error about the chat format with the names of this format."""
+    """Returns an error about chat fields with the field names of this format."""
     param = error.param
     if param is None or error.code in ("idempotency_key_reused", "idempotency_in_progress"):
         return error

@@ -26,7 +26,7 @@ class InputTokensDoor:
     path = "/responses/input_tokens"
 
     def parse(self, body: bytes, served: ServedModels, max_bytes: int, max_items: int) -> TokenQuery:
-        """Parses a request that refers to nothing stored."""
+        """Parses a request that refers to no stored response."""
         parsed, request = read_responses_request(body, served, max_bytes, max_items)
         return count_query(to_chat(parsed, request, served, {}))
 
@@ -50,7 +50,7 @@ class ResponsesDoor:
     resumed = RESUMED
 
     def parse(self, body: bytes, served: ServedModels, max_bytes: int, max_items: int) -> ChatRequest:
-        """Parses a request that refers to nothing stored."""
+        """Parses a request that refers to no stored response."""
         parsed, request = read_responses_request(body, served, max_bytes, max_items)
         return to_chat(parsed, request, served, {})
 

@@ -79,7 +79,7 @@ class ResponseFunctionCall(BaseModel):
     id: Annotated[str, Field(pattern="^fc_")]
     type: Literal["function_call"]
     status: Status
-    call_id: str = Field(description="The item with the output has the same.")
+    call_id: str = Field(description="The item with the output has the same `call_id`.")
     name: str
     arguments: str = Field(description="JSON in a string; incomplete if the call was cut short.")
     namespace: str = Field("", description="The namespace of the function. Absent without one.")
@@ -91,7 +91,7 @@ class ResponseCustomToolCall(BaseModel):
     id: Annotated[str, Field(pattern="^ctc_")]
     type: Literal["custom_tool_call"]
     status: Status
-    call_id: str = Field(description="The item with the output has the same.")
+    call_id: str = Field(description="The item with the output has the same `call_id`.")
     name: str
     input: str
     namespace: str = Field("", description="The namespace of the tool. Absent without one.")
@@ -111,14 +111,14 @@ class ResponseIncomplete(BaseModel):
 
 
 class ResponseReasoningOptions(BaseModel):
-    """As in the request."""
+    """The options as in the request."""
 
     effort: str | None
     summary: str | None
 
 
 class Response(BaseModel):
-    """A response. Fields of the request are repeated."""
+    """A response. It repeats fields of the request."""
 
     id: Annotated[str, Field(pattern="^resp_", description="Id of the response, also in logs and exports.")]
     object: Literal["response"]

@@ -31,7 +31,7 @@ from serve_app.contracts.generation import (
 )
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded"}
-"""Codes of `response.error`, by status. The format has no others for faults of a service than server_error."""
+"""Codes of `response.error` by status. All other statuses have `server_error`."""
 
 Emit = Callable[[str, Json], None]
 
@@ -132,7 +132,7 @@ class OutputItems:
         self._open: str = ""  # kind of the last item while it is open: message, reasoning or call
         self._pieces: list[str] = []  # text or arguments of the open item
         self._logprobs: list[Json] = []  # of the open message
-        self._waiting: list[TokenLogprob] = []  # tokens whose text has not come yet
+        self._waiting: list[TokenLogprob] = []  # tokens whose text has not arrived
         self._tool: NamedTool | None = None  # of the open call
         self._last_call: Ending | None = None
 
@@ -310,7 +310,7 @@ class WholeResponse:
         self._stored = stored
         self._events: list[ReplyEvent] = []
         self.add_event = self._events.append
-        self.final: Json = {}  # the response, after `body`
+        self.final: Json = {}  # the complete response, set by `body`
 
     def body(self, head: ReplyHead, finished: Finished) -> bytes:
         items = OutputItems(self._chat, lambda kind, fields: None)
@@ -352,7 +352,7 @@ class ResponseStream:
         self._chunks: list[bytes] = []
         self._items = OutputItems(chat, self._emit)
         self._items.begin(digits_of(head.id))
-        self.final: Json = {}  # the response, after `finish`
+        self.final: Json = {}  # the complete response, set by `finish`
 
     def event(self, event: ReplyEvent) -> bytes:
         self._begin()

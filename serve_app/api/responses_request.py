@@ -1,6 +1,6 @@
 """Declares each field of a request to POST /responses once, and checks a body against the declarations.
 
-`responses_chat` turns a checked request into the chat format, which has the limits and rules of every door.
+`responses_chat` translates a checked request to the chat format, whose limits and rules apply to every door.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHOICE_TYPES: Final = ["function", "custom", "allowed_tools"]
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TRUNCATIONS: Final = ["auto", "disabled"]
 
-MAX_LABEL: Final = 512  # characters of a text that the response only repeats
+MAX_LABEL: Final = 512  # maximum characters of a text that the response only repeats
 REFUSED: Final[Mapping[str, str]] = {
     "conversation": "is not served. Send the items in input, or previous_response_id",
     "prompt": "is not served: there are no stored prompt templates. Send instructions and input",
@@ -92,7 +92,7 @@ class FunctionCallItem(Shape):
 
     type: Annotated[str, keywords(const="function_call")]
     call_id: str
-    """Id of the call. The item with its output has the same."""
+    """Id of the call. The item with its output has the same `call_id`."""
     name: str
     """Name of the function."""
     arguments: str
@@ -116,7 +116,7 @@ class CustomToolCallItem(Shape):
 
     type: Annotated[str, keywords(const="custom_tool_call")]
     call_id: str
-    """Id of the call. The item with its output has the same."""
+    """Id of the call. The item with its output has the same `call_id`."""
     name: str
     """Name of the tool."""
     input: str
@@ -227,7 +227,7 @@ class FunctionTool(Shape):
 
 
 class CustomTool(Shape):
-    """A tool that takes any text as input. The model gets it as a function with one string."""
+    """A tool that takes any text as input. The model sees it as a function with one string."""
 
     type: Annotated[str, keywords(const="custom")]
     name: Annotated[str, keywords(**NAMED)]
@@ -269,7 +269,7 @@ _InnerTool = Annotated[
 
 
 class NamespaceTool(Shape):
-    """Tools under a common name. The model reads each as a function `namespace__name`."""
+    """Tools under a common name. The model sees each as a function `namespace__name`."""
 
     type: Annotated[str, keywords(const="namespace")]
     name: str
@@ -508,7 +508,7 @@ class ResponsesRequest(Shape):
     stream_options: Annotated[ResponsesStreamOptions | None, Check(_check_resume)] = None
     """Options for streaming."""
     max_output_tokens: Annotated[int | None, Check(_check_max_output_tokens), keywords(minimum=1)] = None
-    """Maximum number of tokens of the reply, with its reasoning. Above the model's limit, the limit counts."""
+    """Maximum number of tokens of the reply and its reasoning. Values above the model's limit count as the limit."""
     temperature: Annotated[Number, Range(0, 2)] = 1.0
     """Sampling temperature. 0 always picks the most likely token. `/models` lists recommended values."""
     top_p: Annotated[Number, Range(0, 1, above=True)] = 1.0
@@ -538,10 +538,10 @@ class ResponsesRequest(Shape):
     previous_response_id: str | None = None
     """Id of a stored response. Its input and output come before `input`."""
     store: bool = True
-    """Keep the response, so that it can be read and continued."""
+    """Store the response, so that it can be read and continued."""
     background: Annotated[bool, Check(_check_background)] = False
-    """Return at once, and run without a connection. Read the response by its id. Not with `stream` or without
-    `store`."""
+    """Return at once and generate the response in the background. Read it by its id. Not possible with `stream` or
+    without `store`."""
     metadata: Annotated[
         dict[str, Any],
         BeforeValidator(_strings),
@@ -552,17 +552,17 @@ class ResponsesRequest(Shape):
             additionalProperties={"type": "string", "maxLength": _MAX_METADATA_VALUE},
         ),
     ] = {}  # noqa: RUF012
-    """Up to 16 pairs of strings. The reply has the same."""
+    """Up to 16 pairs of strings. The reply repeats them."""
     truncation: Annotated[str, Check(_check_truncation), keywords(enum=[*_TRUNCATIONS, None])] = "disabled"
     """Accepted. An input that is longer than the context returns 422 in either case."""
     max_tool_calls: int | None = None
     """Ignored: it limits tools that run elsewhere."""
     user: Annotated[str | None, _label("user"), keywords(**_LABEL)] = None
-    """Ignored. The reply has the same."""
+    """Ignored. The reply repeats it."""
     safety_identifier: Annotated[str | None, _label("safety_identifier"), keywords(**_LABEL)] = None
-    """Ignored. The reply has the same."""
+    """Ignored. The reply repeats it."""
     prompt_cache_key: Annotated[str | None, _label("prompt_cache_key"), keywords(**_LABEL)] = None
-    """Ignored: the service finds cached prompts itself. The reply has the same."""
+    """Ignored: the service finds cached prompts itself. The reply repeats it."""
     service_tier: str | None = None
     """Ignored. There is one tier, `default`."""
 
@@ -577,7 +577,7 @@ class ResponsesRequest(Shape):
 
 def check_responses_request(parsed: Mapping[str, Any], served: ServedModels) -> ResponsesRequest:
     """Checks a body whose JSON is parsed. Raises ApiError: 400 for a wrong type, then 422 for a wrong value."""
-    _refuse_crowds(parsed, served)
+    _refuse_too_many(parsed, served)
     request = typed(ResponsesRequest, {name: value for name, value in parsed.items() if value is not None})
     served_identifier(request.model, served)
     for name, rule in REFUSED.items():
@@ -593,7 +593,7 @@ def check_responses_request(parsed: Mapping[str, Any], served: ServedModels) -> 
     return request
 
 
-def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
+def _refuse_too_many(parsed: Mapping[str, Any], served: ServedModels) -> None:
     """Rejects more items than any context holds, and too many tools, before the items are read."""
     items, tools = parsed.get("input"), parsed.get("tools")
     longest = max((context for context, _ in served.values()), default=0)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from serve_app.api import errors
 
 ServedModels = Mapping[str, tuple[int, int]]
-"""Identifier to (context length, most output), both in tokens. May be a ServedNames."""
+"""(Context length, maximum output) by identifier, both in tokens. May be a ServedNames."""
 
 
 class ServedNames(dict[str, tuple[int, int]]):
-    """Limits by identifier, with the aliases of identifiers. `aliases` are (alias, identifier), the first one wins."""
+    """Limits by identifier, with aliases. `aliases` are (alias, identifier); the first one of equal aliases counts."""
 
     def __init__(self, limits: ServedModels, aliases: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(limits)
@@ -25,7 +25,7 @@ class ServedNames(dict[str, tuple[int, int]]):
     def identifier_of(self, name: str) -> str:
         """Returns the identifier that a name stands for; the name itself if it stands for none.
 
-        An identifier goes before an alias, and a longer wildcard before a shorter one.
+        Identifiers take precedence over aliases, aliases over wildcards, and longer wildcards over shorter ones.
         """
         if name in self:
             return name

@@ -12,8 +12,8 @@ from pydantic_core import from_json
 from serve_app.api.codec import encode_json
 from serve_app.api.responses_chat import Json, StoredConversation, digits_of
 
-MAX_BYTES: Final = 1024 * 1024  # compressed; a conversation that fills the context has a tenth of it
-MAX_JSON: Final = 8 * 1024 * 1024  # bytes before compression: a megabyte may decompress to hundreds
+MAX_BYTES: Final = 1024 * 1024  # compressed; a conversation that fills the context needs about a tenth of this
+MAX_JSON: Final = 8 * 1024 * 1024  # before compression; without this limit, 1 MB could decompress to hundreds of MB
 _KINDS: Final = {
     "function_call": "fc",
     "function_call_output": "fco",
@@ -21,7 +21,7 @@ _KINDS: Final = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
-"""Type of an item to the prefix of its id; msg for a message."""
+"""Prefix of an item's id by its type. Messages have `msg`."""
 
 
 class TooLarge(ValueError):
@@ -31,7 +31,8 @@ class TooLarge(ValueError):
 def encode_stored(items: Sequence[Json], response: Json, room: float = 1.0) -> bytes:
     """Returns the bytes to store. Items of the input get ids, so that they can be listed and referred to.
 
-    Of several items with the same id, the first keeps it. Raises TooLarge above this part of MAX_BYTES or MAX_JSON.
+    Of several items with the same id, the first keeps it. Raises TooLarge above the fraction `room` (0 to 1) of
+    MAX_BYTES or MAX_JSON.
     """
     digits = digits_of(response["id"])
     kept: dict[str, Json] = {}
@@ -50,13 +51,13 @@ def encode_stored(items: Sequence[Json], response: Json, room: float = 1.0) -> b
 
 
 def decode_stored(body: bytes, most: int = MAX_JSON) -> StoredConversation:
-    """Returns what is stored. Raises TooLarge above `most` bytes of JSON. Long conversations take milliseconds."""
+    """Decodes a stored response. Raises TooLarge above `most` bytes of JSON. Long conversations take milliseconds."""
     encoded = zlib.decompressobj().decompress(body, most + 1)
     if len(encoded) > most:
         raise TooLarge
     try:
         found: Any = from_json(encoded)
-    except ValueError:  # a response has its tools one level deeper than the body had them, at most 200 deep
+    except ValueError:  # `from_json` allows 200 levels; a request may have 200, and the response nests its tools deeper
         found = json.loads(encoded)
     return StoredConversation(found["items"], found["response"], len(encoded))
 

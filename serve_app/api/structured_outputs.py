@@ -1,7 +1,7 @@
 """Alternatives to `response_format`: other fields for the form of a reply, as clients of other servers send them.
 
-A client must not rely on a form that nothing enforces. A field with the same meaning as a supported form is enforced;
-`refused_fields` has the others.
+A field with the same meaning as a supported form is enforced. `refused_fields` has the others: the service refuses a
+form that it could not enforce.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serve_app.api.codec import describe_value, quote
 from serve_app.api.json_schemas import MAX_BYTES, check_schema
 
 Form = dict[str, Any]
-"""A `response_format`, or `{"type": "regex", "pattern"}` for a reply that is a text of this regular expression."""
+"""A `response_format`, or `{"type": "regex", "pattern": …}` for a reply that matches this regular expression."""
 
 OTHER_FORMS: Final = frozenset({"guided_json", "guided_regex", "guided_choice", "structured_outputs"})
 MAX_CHARACTERS: Final = 4 * MAX_BYTES  # maximum length of a schema sent as text, including line breaks

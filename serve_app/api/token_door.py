@@ -13,7 +13,7 @@ from serve_app.contracts.generation import TokenizeCall, Tokenized
 
 @dataclass(frozen=True, slots=True)
 class TokenQuery:
-    """A checked request. `call` has no account yet. `named` gives a replica's error the field names of the format."""
+    """A checked request. `call` has no account yet. `named` translates the field names in a replica's error."""
 
     model: str
     call: TokenizeCall
@@ -44,7 +44,7 @@ def prompt_query(chat: ChatRequest) -> TokenQuery:
 
 
 def conversation_call(chat: ChatRequest, **options: Any) -> TokenizeCall:
-    """Returns the call for the prompt of a request. `options` are more fields of TokenizeCall."""
+    """Returns the call for the prompt of a request. `options` are further fields of TokenizeCall."""
     return TokenizeCall(
         "",
         chat.messages,

@@ -26,12 +26,12 @@ class TokenizeRequest(Shape):
     model: str
     """A model identifier from `/models`."""
     prompt: str | None = None
-    """A text. Names of special tokens in it count as these tokens. Send either `prompt` or `messages`."""
+    """A text. The name of a special token in it is encoded as that token. Send either `prompt` or `messages`."""
     add_special_tokens: Annotated[bool | None, keywords(default=True)] = None
     """With `prompt`: include the special tokens that the model's tokenizer puts around a text."""
     add_generation_prompt: Annotated[bool | None, keywords(default=True)] = None
-    """With `messages`: include the beginning of the assistant's turn. By default, `count` is what a chat request with
-    these messages is billed for as prompt."""
+    """With `messages`: include the beginning of the assistant's turn. By default, `count` is the number of prompt
+    tokens that a chat request with these messages is billed for."""
     return_token_strs: Annotated[bool | None, keywords(default=False)] = None
     """Return the tokens' names in the vocabulary as well."""
 

@@ -32,7 +32,7 @@ class CalledFunction(Shape):
 
 
 class OfFunction(Shape):
-    """An object whose `type` must be function. With another type it may lack `function`: the type is at fault."""
+    """An object whose `type` must be function. With another type, the error names `type`, not a missing `function`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -46,7 +46,7 @@ class ToolCall(OfFunction):
     """A call that the assistant made."""
 
     id: str
-    """Id of the call. The message with its result has it as `tool_call_id`."""
+    """Id of the call. It is the `tool_call_id` of the message with the result."""
     type: _FunctionType = "function"
     function: CalledFunction
 
@@ -187,9 +187,9 @@ def check_tool_calls(field: str, calls: Sequence[ToolCall]) -> None:
 
 
 def check_arguments(calls: Sequence[ToolCall]) -> None:
-    """Raises ApiError (422) if the arguments of a conversation's calls, JSON in strings, have too many values.
+    """Raises ApiError (422) if the arguments of a conversation's calls have too many values.
 
-    Templates read the arguments as objects, so the model's replica parses them.
+    The arguments are JSON in strings. The model's replica parses them, because templates read them as objects.
     """
     if have_more_items([call.function.arguments.encode() for call in calls], MAX_ITEMS):
         raise invalid("messages", f"have tool calls whose arguments have more than {MAX_ITEMS} values")

@@ -30,7 +30,7 @@ def build_app(
     on_stop: Callable[[], Awaitable[None]] | None = None,
     tag_responses: bool = True,
 ) -> FastAPI:
-    """Serves all doors and `routers` under both base paths, `/` and `/v1`, and `front` once.
+    """Builds an application with all doors and `routers` under both base paths, `/` and `/v1`, and `front` once.
 
     With `tag_responses` every response carries `x-request-id`. Turn it off for a server that sets the header itself.
     """
@@ -41,18 +41,18 @@ def build_app(
         if on_stop is not None:
             await on_stop()
 
-    # A redirect would not be JSON. Behind a TLS ingress, the client would then send its key over plain HTTP.
+    # No redirects: they are not JSON, and behind a TLS ingress the client would follow one and send its key over HTTP.
     app = FastAPI(title="serve-app", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     bodies, limits = IncompleteBodies(), TokenLimits()
-    # Plain routes come first: they are hot, and FastAPI has nothing to parse or match in them.
+    # Plain routes come first: most requests use them, and they need none of FastAPI's parsing.
     for prefix in ("/v1", ""):
         for door in DOORS:
             kind = ResponsesEndpoint if isinstance(door, ResponsesDoor) else ReplyEndpoint
             endpoint = kind(door, services, authenticator, bodies)
             app.router.routes.append(DoorRoute(prefix + door.path, endpoint, methods=["POST"]))
         for token_door in TOKEN_DOORS:
-            of_tokens = InputTokensEndpoint if isinstance(token_door, InputTokensDoor) else TokenEndpoint
-            token_endpoint = of_tokens(token_door, services, authenticator, bodies, limits)
+            token_kind = InputTokensEndpoint if isinstance(token_door, InputTokensDoor) else TokenEndpoint
+            token_endpoint = token_kind(token_door, services, authenticator, bodies, limits)
             app.router.routes.append(DoorRoute(prefix + token_door.path, token_endpoint, methods=["POST"]))
     app.router.routes.extend(front)
     for prefix in ("", "/v1"):

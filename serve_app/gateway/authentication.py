@@ -23,10 +23,10 @@ from serve_app.gateway.refusal_errors import refusal_error, restarting
 from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys
 
 NOT_WELL_FORMED = "the API key is not well-formed: check that it was copied completely"
-NOT_FOR_CHAT = "a management key opens /account alone: send an API key"
+NOT_FOR_CHAT = "a management key works for /account only: send an API key"
 NOT_KNOWN = "the API key is not known here: check it or create a new one"
 TOO_MANY: Final = "wrong_keys"
-CONFIRMED_S: Final = 10.0
+CONFIRMED_S: Final = 10.0  # time during which an accepted key counts as confirmed
 MAX_CONFIRMED: Final = 10_000
 NEVER: Final = (0.0, "")
 MAX_WAITING: Final = 500  # requests whose key is being looked up; reached only while the ledger is unavailable
@@ -62,25 +62,25 @@ class Caller:
     def is_confirmed(self) -> bool:
         """Whether the limiter accepted the key within the last CONFIRMED_S seconds.
 
-        The gateway may then read the body. It does not authorise anything.
+        The gateway may then read the body. This does not authorise the request.
         """
         return self._authenticator.is_confirmed(self.digest)
 
     @property
     def account_id(self) -> str:
-        """The account of a key that the limiter accepted recently, else empty. It does not authorise anything."""
+        """The account of a key that the limiter accepted recently, else empty. This does not authorise the request."""
         return self._authenticator.account_of(self.digest)
 
     async def admit(self, ask: Admit) -> Grant | Refusal:
-        """Asks the limiter. Pass `ask` without `look_up`. Raises Unavailable while the limiter is unavailable."""
+        """Returns the limiter's answer. `ask.look_up` must be False. Raises Unavailable as `Authenticator.ask` does."""
         answer: Grant | Refusal = await self._authenticator.ask(ask, self._request)
         return answer
 
     async def identify(self) -> Identity:
         """Returns the account of an active key.
 
-        Raises ApiError: 401; 403 from an address that the key does not allow; 429 after too many wrong keys; 503
-        without a limiter.
+        Raises ApiError: 401; 403 for an address that the key does not allow; 429 after too many wrong keys; 503 while
+        the limiter is unavailable.
         """
         try:
             answer = await self._authenticator.ask(Identify(self.digest, False, self.host), self._request)
@@ -136,7 +136,7 @@ class Authenticator:
             raise self.wrong(request, "this needs the operator key of the service")
 
     async def ask(self, ask: Admit | Identify, request: Request) -> Any:
-        """Returns the limiter's answer. Pass `ask` without `look_up`: nearly every key is known, and costs one call.
+        """Returns the limiter's answer. `ask.look_up` must be False: nearly every key is known and needs one call.
 
         Raises Unavailable while the limiter is unavailable. For a key that the limiter does not know, it also raises
         Unavailable while the ledger is unavailable.
@@ -169,7 +169,7 @@ class Authenticator:
 
     def _learn(self, digest: str, answer: Any) -> None:
         _, account_id = self._confirmed.pop(digest, NEVER)
-        if _is_no_key(answer):
+        if _leaves_unconfirmed(answer):
             return
         account_id = getattr(answer, "account_id", "") or account_id
         # A key with allowed addresses is checked on every request, before the body is read.
@@ -230,8 +230,8 @@ class Authenticator:
         return refusal_error(_too_many("", wait_s)) if wait_s else errors.authentication(message)
 
 
-def _is_no_key(answer: Any) -> bool:
-    """Returns whether the answer leaves the key unconfirmed: wrong, revoked, used from elsewhere, or not verifiable."""
+def _leaves_unconfirmed(answer: Any) -> bool:
+    """Returns whether the key is wrong, revoked, used from an address it does not allow, or could not be checked."""
     return isinstance(answer, Refusal) and (answer.status in (401, 403, 503) or answer.code == TOO_MANY)
 
 
@@ -243,9 +243,9 @@ def _too_many(request_id: str, wait_s: float) -> Refusal:
 
 
 def sent_key(headers: Mapping[str, str]) -> str:
-    """Returns the key of a request: of the `Authorization` header, or else of `x-api-key`. Raises ApiError (401).
+    """Returns the key in the `Authorization` header, or else in `x-api-key`. Raises ApiError (401).
 
-    HAProxy's rules for senders choose in the same way (`launch/haproxy_config.py`).
+    HAProxy's rules for senders use the same order (`launch/haproxy_config.py`).
     """
     authorization = headers.get("authorization")
     if authorization is None and (key := headers.get("x-api-key")) is not None:
@@ -268,5 +268,5 @@ def _checked(header: str, key: str) -> str:
         after = " after Bearer" if header.startswith("A") else ""
         raise errors.authentication(f"The {header} has no key{after}. {_EXPECTED}")
     if not _KEY.fullmatch(key):
-        raise errors.authentication(f"The key in the {header} has spaces or characters that no key has. {_EXPECTED}")
+        raise errors.authentication(f"The key in the {header} has spaces or invalid characters. {_EXPECTED}")
     return key

@@ -1,6 +1,6 @@
-"""Starts and stops the ledger's backends, by comparing them with the applications that Serve runs.
+"""Starts and stops backends, so that Serve runs the applications that the ledger lists.
 
-Every gateway does this, so a newly started cluster gets its backends back from the ledger.
+Every gateway does this. A newly started cluster therefore gets its backends back from the ledger.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from serve_app.contracts.served import Backend
 
 logger = logging.getLogger("ray.serve")
 
-# From retirement to deletion. By then, no gateway sends requests to the backend. Replicas finish running replies.
+# Time from retirement to deletion. By then, no gateway sends requests to the backend. Replicas finish running replies.
 DRAIN_S: Final = 5.0
-AGAIN_S: Final = 15.0  # between two attempts; an attempt appears in Serve's status within a few seconds
+RETRY_S: Final = 15.0  # between two attempts; an attempt appears in Serve's status within a few seconds
 
 
 class Applications:
@@ -27,7 +27,7 @@ class Applications:
         self._port = port
         self._clock = clock
         self._retired: dict[str, float] = {}  # by backend: when it was first seen as retired
-        self._tried: dict[str, float] = {}
+        self._tried: dict[str, float] = {}  # by backend: time of the last attempt
 
     def follow(self, backends: Mapping[str, Backend], status: Mapping[str, Mapping[str, Any]]) -> None:
         """Starts the steps that are due, and never waits. `status` is Serve's status of all applications, by name."""
@@ -37,7 +37,7 @@ class Applications:
         }
         for name, backend in backends.items():
             runs = name in status and status[name]["status"] != "DELETING"
-            is_due = now - self._tried.get(name, -AGAIN_S) >= AGAIN_S
+            is_due = now - self._tried.get(name, -RETRY_S) >= RETRY_S
             if name in self._retired:
                 if runs and is_due and now - self._retired[name] >= DRAIN_S:
                     self._begin(backend, now, self._port.delete)
@@ -52,4 +52,4 @@ class Applications:
         try:
             await step(backend)
         except BackendUnavailable as error:
-            logger.error("the backend %s: %s", backend.name, error)
+            logger.error("could not start or stop the backend %s: %s", backend.name, error)

@@ -1,16 +1,21 @@
 """Ejects backends from an identifier's traffic, judged by the gateway's own requests.
 
-Each account has one vote on a backend: bad, when at least half of its requests within WINDOW_S failed or missed their
-latency targets. An account whose requests also do badly on other backends has no vote: its requests may be the cause. A
-backend is bad for an identifier when the bad votes come from at least MIN_ACCOUNTS accounts with at least MIN_BAD bad
-requests. They must be at least half of its votes, and more than twice the share of the other backends. Too much load
-would affect all backends alike. One account can therefore not eject a backend that serves others.
+Each account has one vote on a backend. The vote is bad when at least half of the account's requests within WINDOW_S
+failed or missed their latency targets. An account that also votes bad on another backend has no vote: its requests may
+be the cause. A backend is ejected from an identifier when all of this is true:
 
-An account that has been the identifier's only one for ALONE_S affects nobody else: each of its requests has a vote.
+- The bad votes come from at least MIN_ACCOUNTS accounts with at least MIN_BAD bad requests. One account can therefore
+  not eject a backend that serves others.
+- At least half of the votes on the backend are bad.
+- The share of bad votes is more than twice that of the other backends. Too much load would affect all backends alike.
 
-A bad backend is ejected. After a pause it is half open: it gets one request every PROBE_S. GOOD_PROBES good requests
-bring it back. Bad ones of MIN_ACCOUNTS accounts start a pause of twice the length, up to LONGEST_PAUSE_S. An account
-whose probe was bad gets no more of them, so it can neither keep the backend out nor fail again and again.
+If an identifier has had only one account for ALONE_S, an ejection can affect no other account. Each request then counts
+as one vote.
+
+After a pause, an ejected backend is half open: every PROBE_S it gets one request, a probe. GOOD_PROBES good probes
+bring it back. Bad probes from MIN_ACCOUNTS accounts start a pause of twice the length, up to LONGEST_PAUSE_S. After a
+bad probe, an account sends no more probes until the next pause ends. So its requests neither keep the backend out nor
+fail repeatedly.
 """
 
 from __future__ import annotations
@@ -92,7 +97,7 @@ class BackendHealth:
         return frozenset(key for key, record in self._records.items() if record.ejected_at is not None)
 
     def keep(self, served: Collection[Key]) -> None:
-        """Forgets all other backends. A backend that comes back later starts with an empty record."""
+        """Drops the records of backends that are not in `served`. A backend that comes back has an empty record."""
         for key in self._records.keys() - set(served):
             del self._records[key]
         for identifier in self._seen.keys() - {name for name, _ in served}:
@@ -101,7 +106,7 @@ class BackendHealth:
     def judge(self, identifier: str, ready: Collection[str]) -> list[Ejection]:
         """Ejects backends of an identifier and brings them back. Returns the new ejections.
 
-        `ready` names the backends that run and could take its requests. The last of them is never ejected.
+        `ready` names the backends that run and could take the identifier's requests. The last of them is never ejected.
         """
         now, ejections = self._clock(), []
         names = [backend for of, backend in self._records if of == identifier]
@@ -123,7 +128,7 @@ class BackendHealth:
     def due_probes(self) -> dict[Key, frozenset[str]]:
         """Returns the half-open backends that may get a request now, each once every PROBE_S.
 
-        The values are the accounts that may not send it, because their last one was bad.
+        The values are the accounts that must not send the probe, because they have sent a bad one.
         """
         now, due = self._clock(), {}
         for key, record in self._records.items():
@@ -147,7 +152,7 @@ class BackendHealth:
             record.verdicts.clear()
 
     def _has_one_account(self, identifier: str) -> bool:
-        """Returns whether one account alone has used the identifier for ALONE_S."""
+        """Returns whether at most one account has used the identifier within ALONE_S. False until that time is over."""
         since = self._clock() - ALONE_S
         return since >= self._began and sum(at > since for at in self._seen.get(identifier, {}).values()) <= 1
 
@@ -197,5 +202,5 @@ def _reason(record: _Record) -> str:
     times, accounts, verdicts = zip(*record.verdicts.values(), strict=True)
     failed, late = verdicts.count(Verdict.FAILED), verdicts.count(Verdict.LATE)
     parts = [f"{failed} failed"] * (failed > 0) + [f"{late} were late"] * (late > 0)
-    of = f"of {len(verdicts)} requests in {max(1, round(times[-1] - times[0]))} s"
-    return f"{of} {' and '.join(parts)} (accounts: {len(set(accounts))})"
+    within_s = max(1, round(times[-1] - times[0]))
+    return f"{' and '.join(parts)}, of {len(verdicts)} requests within {within_s} s (accounts: {len(set(accounts))})"

@@ -31,7 +31,7 @@ logger = logging.getLogger("ray.serve")
 
 USUAL_WEIGHT = 100  # account weight that counts as 1 in the engine's queue
 NOTHING: Final = Served(0)  # the ledger has changed nothing
-PLAIN: Final = SamplingDefaults()
+PLAIN: Final = SamplingDefaults()  # no defaults
 _UNCHANGED: Final = {one.name for one in fields(SamplingParams)} & ChatRequest.model_fields.keys() - {"logprobs"}
 """Fields of a chat request that the engine reads under the same name and in the same form."""
 
@@ -47,7 +47,7 @@ class Availability:
     #: By identifier: backends that get no requests, because they are not ready or were ejected. Never all of them.
     out: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ejected: frozenset[tuple[str, str]] = frozenset()  # (identifier, backend)
-    #: Ejected backends that may get one request now, and the accounts that may not send it.
+    #: Ejected backends that may get one request now. The values are the accounts that must not send it.
     probes: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ class Catalogue:
             name: {backend: weight for backend, weight in model.backends.items() if weight}
             for name, model in self._models.items()
         }
-        #: Identifier to its context and output limits, in tokens, and the aliases.
+        #: Context and output limits by identifier, in tokens, and the aliases.
         self.served = ServedNames(
             {name: (model.context_length, model.max_output) for name, model in self._models.items()},
             ((alias, name) for name, model in self._models.items() for alias in model.aliases),
@@ -103,12 +103,12 @@ class Catalogue:
     def choose_backend(
         self, identifier: str, account_id: str, messages: Sequence[Mapping[str, Any]], *, may_probe: bool = True
     ) -> str:
-        """Chooses the backend for one request of a conversation: by weight, among the available ones.
+        """Chooses one of the available backends by weight, for one request of a conversation.
 
         Without `may_probe`, the request does not try an ejected backend.
 
-        Weighted rendezvous hashing: each backend has a score for the conversation, and the highest wins. A change of
-        weights, or a backend that is out, therefore moves no more conversations than necessary.
+        This is weighted rendezvous hashing: each backend has a score for the conversation, and the highest wins. When a
+        weight changes or a backend is out, no more conversations move than necessary.
         """
         weights, now = self._weights[identifier], self.availability
         out = now.out.get(identifier, frozenset())
@@ -129,7 +129,7 @@ class Catalogue:
         return chosen
 
     def fallback(self, identifier: str, backend: str) -> str | None:
-        """Returns the backend that takes a request for which `backend` has no capacity; None if there is none."""
+        """Returns the backend that takes a request when `backend` has no capacity; None if there is none."""
         fallback = self._models[identifier].fallback if identifier in self._models else None
         is_out = fallback in self.availability.out.get(identifier, frozenset())
         return None if fallback == backend or is_out else fallback
@@ -145,7 +145,10 @@ class Catalogue:
 
 
 def _score(conversation: bytes, backend: str, weight: int) -> float:
-    """Returns the score. The chance of the highest score is proportional to the weight (Thaler and Ravishankar)."""
+    """Returns the score. A backend's chance of the highest score is proportional to its weight.
+
+    See Thaler and Ravishankar, 1998.
+    """
     drawn = int.from_bytes(hashlib.blake2b(conversation + backend.encode(), digest_size=8).digest())
     return -weight / math.log(((drawn >> 12) + 0.5) / 2**52)  # strictly between 0 and 1, also as a float
 
@@ -170,7 +173,7 @@ def admit_for(
     address: str,
     idempotency_key: str | None,
 ) -> Admit:
-    """Builds the limiter's ask for a request, before any of its tokens are counted exactly."""
+    """Builds the message that asks the limiter to admit a request. The prompt's tokens are estimated."""
     return Admit(
         request_id=request_id,
         holder=holder,
@@ -178,7 +181,7 @@ def admit_for(
         model=chat.model,
         prompt_tokens=min(chat.estimated_prompt_tokens, max_prompt_tokens(chat, identifier)),
         max_tokens=chat.choices * max(1, _output_limit(chat, identifier)),
-        prompt_price=max(price.input, price.cached_input),  # the cached part is known only when it runs
+        prompt_price=max(price.input, price.cached_input),  # the cached part is known only when the request runs
         output_price=price.output,
         backend=application_of(backend),  # adapters of one model share its replicas' load
         idempotency_key=idempotency_key,
@@ -200,7 +203,10 @@ def call_for(
     said: tuple[int, ...] = (),
     reply_id: str = "",
 ) -> GenerateCall:
-    """Builds the replica's call for an admitted request. `defaults` are the sampling defaults of its identifier."""
+    """Builds the replica's call for an admitted request.
+
+    `defaults` are the sampling defaults of its identifier. `said` has the tokens of a reply that the replica continues.
+    """
 
     def chosen(name: str) -> Any:
         default = None if name in chat.model_fields_set else getattr(defaults, name, None)
@@ -302,7 +308,7 @@ class Generation:
 
     def leave(self) -> None:
         """Ends a call that no replica has started: `next_event` raises NotRunning."""
-        self._inbox.put(NotRunning("it does not run, and another backend does"))
+        self._inbox.put(NotRunning("the backend does not run, and another one does"))
 
     def cancel(self) -> None:
         """Stops the model. Never waits."""

@@ -1,8 +1,8 @@
 """Keeps track of the responses that this gateway runs in the background, without a connection.
 
-The ledger has a row for each from its begin on. While a response runs, its gateway renews a time in the row. A reader
-takes a response whose gateway has been silent for RESPONSE_LOST_S as failed. The response is replaced together with the
-settlement of its request, so it is complete exactly if it is billed as complete.
+The ledger has a row for each response from its start. While the response runs, its gateway renews a time in the row. If
+the gateway has been silent for RESPONSE_LOST_S, readers treat the response as failed. The final response is written
+together with the settlement of its request, so it is complete exactly if it is billed as complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serve_app.gateway.settlements import Settlements
 
 logger = logging.getLogger("ray.serve")
 
-BEAT_S = 2.0
+BEAT_S = 2.0  # between two renewals
 
 
 class BackgroundRuns:
@@ -31,7 +31,7 @@ class BackgroundRuns:
         self.is_stopping = False
 
     def start(self, account_id: str, response_id: str, task: asyncio.Task[Any]) -> None:
-        """Renews the response's row until the task ends, and cancels the task when the ledger says so."""
+        """Renews the response's row until the task ends, and cancels the task when a client has cancelled it."""
         key = account_id, response_id
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
@@ -39,7 +39,7 @@ class BackgroundRuns:
             self._beating = detached(self._beat_while_running(), endless=True)
 
     async def stop(self, within_s: float) -> None:
-        """Waits for the runs that are under way. Those that take longer fail, and are not billed."""
+        """Waits up to `within_s` seconds for the runs in progress. Then the rest fail, and are not billed."""
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=within_s)
         self.is_stopping = True
@@ -54,11 +54,11 @@ class BackgroundRuns:
         while self._tasks:
             await asyncio.sleep(BEAT_S)
             try:
-                asked = await self._settlements.ask(BeatResponses(tuple(self._tasks)))
+                to_cancel = await self._settlements.ask(BeatResponses(tuple(self._tasks)))
             except (Unavailable, LedgerError) as error:
-                logger.warning("responses in the background could not be renewed: %s", error)
+                logger.warning("could not renew the responses that run in the background: %s", error)
                 continue
-            for key in asked:
+            for key in to_cancel:
                 if (task := self._tasks.get(tuple(key))) is not None:  # type: ignore[arg-type]
                     _cancel_once(task)
 

@@ -8,28 +8,29 @@ The state in which the request ends decides what is billed:
 
 | state | the client hangs up | the service fails |
 |---|---|---|
-| ASKED | everything is given back | the same |
+| ASKED | everything is given back | everything is given back |
 | HELD | settled as cancelled, free of charge | everything is given back |
 | CALLED | settled as cancelled, free of charge; the rates stay charged | settled as failed: nothing is billed |
 | PRODUCING | settled as cancelled: what arrived is billed | text that a client has is billed, see below |
 
-A stream that fails with 500 after it has sent text is settled as cancelled, because a request may have caused the
-failure. A 503 (the replica, its device or the place for its usage is lost) and a reply that is not streamed are settled
-as failed: nothing is billed.
+A stream that fails with 500 after it has sent text is settled as cancelled, because the request may have caused the
+failure. After a 503 (the replica, its device or the place for its usage is lost), nothing is billed: the request is
+settled as failed. The same is true for any failure of a reply that is not streamed.
 
-A request whose replica is lost goes back to HELD and runs again (`reruns.py`). It does not if its client has some of
-the reply and has not asked for `resume`. The text that the client has counts as produced once the next run is CALLED.
+A request whose replica is lost goes back to HELD and runs again (`reruns.py`). It does not run again if its client has
+some of the reply and has not asked for `resume`. The text that the client has counts as produced once the next run is
+CALLED.
 
 PRODUCING begins with the first token, even while its text is held back. Until then the engine keeps no part of the
 prompt that another request could find at the cached price. Cancelling a prompt in CALLED therefore gives nothing away.
-With several prompts, those that have produced something are billed. A prompt that is sent back counts as output. The
-request is then settled as completed, because one that is cancelled without an output token is free.
+With several prompts, only those that have produced output are billed. A prompt that `echo` has returned counts as
+output. A request that is cancelled with only such output is settled as completed, because a cancelled request without
+an output token is free.
 
 A rejection by the replica, or a stored reply for a retry, gives everything back in any state. The exception is a
 rejection for the request's own fault (422): it gives back the money, but the request and its prompt still count against
-the rate limits. A 503 before the first token gives the rate limits back too. A failure after work does not, because
-clients could otherwise repeat its cause without limit. `complete` settles a finished request before the client sees its
-usage.
+the rate limits. A 503 before the first token gives the rate limits back too. A later failure does not, because clients
+could otherwise repeat its cause without limit. `complete` settles a finished request before the client sees its usage.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class State(Enum):
 
 
 class Exchange:
-    """One request, as an async context manager: leaving it early settles and releases what is open.
+    """One request, as an async context manager. Leaving it early settles what was used and releases the hold.
 
-    With a `retry`, `begin` may find that the request was answered before. Then `replayed` is the stored reply.
+    With a `retry`, `begin` may find that the request was answered before. `replayed` is then the stored reply.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Exchange:
         self._state = State.ASKED
         if chat.model not in services.catalogue:  # it was removed after the body was checked
             raise errors.model_not_found(chat.model, services.catalogue.identifiers)
-        # Kept: an operator may remove the identifier while the request runs.
+        # Stored here, because an operator may remove the identifier while the request runs.
         identifier = self._identifier = services.catalogue[chat.model]
         self.started_at = time.time()
         self._price = services.catalogue.price(chat.model, self.started_at)
@@ -142,7 +143,7 @@ class Exchange:
         self._first: BackendEvent | None = None  # read by `begin`, not yet returned by `next_event`
         self._runs = Runs(record, resumable=chat.resume)
         self._usage = NOTHING  # so far
-        self._has_echo = False  # whether this run has sent a prompt back
+        self._has_echo = False  # whether this run has returned a prompt (`echo`)
 
     @property
     def has_event(self) -> bool:
@@ -181,7 +182,7 @@ class Exchange:
                 return
 
     async def _begin_run(self) -> None:
-        """Does the work of `begin` for one run. Raises BackendUnavailable, too."""
+        """Begins one run, as `begin` describes. Also raises BackendUnavailable when the replica is lost."""
         asked = time.monotonic()
         answer = await _from_limiter(self._caller.admit(self._admit))
         if isinstance(answer, Refusal) and answer.status == 503 and self._moves_to_fallback():
@@ -307,7 +308,7 @@ class Exchange:
             raise errors.insufficient_balance(message)
 
     async def _call_backend(self, grant: Grant) -> BackendEvent:
-        """Calls the replica and returns its first event, which shows whether the request can run."""
+        """Calls the replica. Returns its first event, which shows whether the request can run."""
         services = self._services
         runs, left_s = self._runs, self._runs.left_s
         call = call_for(
@@ -415,7 +416,7 @@ class Exchange:
         return errors.replica_lost(stream=self._chat.stream)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Ends an exchange early, as the table above says. Callable while the request is being cancelled."""
+        """Ends an exchange early, as the table of this module says. Callable while the request is being cancelled."""
         client_gone = isinstance(error, asyncio.CancelledError | ClientGone)
         if self._state is State.ASKED or (self._state is State.HELD and not client_gone):
             self._give_back()  # in ASKED it is unknown whether the limiter granted; releasing is harmless
@@ -431,7 +432,10 @@ class Exchange:
         self._settle_detached(outcome, refused=unserved)
 
     def _give_back(self, rejected: Rejected | None = None) -> None:
-        """Undoes the admission of a request that did not run. A request that was itself at fault keeps its rate."""
+        """Undoes the admission of a request that did not run.
+
+        A request that was itself at fault still counts against the rate limits.
+        """
         self._state = State.ENDED
         if self._generation is not None:
             self._generation.cancel()
@@ -458,7 +462,7 @@ class Exchange:
         reply: StoredReply | None = None,
         response: StoredResponse | None = None,
     ) -> asyncio.Task[None]:
-        """Settles in a task that continues when the request is cancelled. The record is complete only after it."""
+        """Settles in a task that continues when the request is cancelled. The record stays open until the task ends."""
         self._record.open += 1
         task = detached(self._settle_and_release(outcome, refused, reply, response))
         task.add_done_callback(lambda _: self._record.close())
@@ -518,7 +522,7 @@ class Exchange:
         )
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:
-        """Updates the usage from an event: what was produced so far is billed if the request ends here."""
+        """Updates the usage from an event. If the request ends here, the usage so far is billed."""
         if type(event) is not Delta or self._record.reply is not None:
             self._record.take(event)
         if isinstance(event, Delta | ReplyParts):

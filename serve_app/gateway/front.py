@@ -22,7 +22,7 @@ Page = tuple[bytes, dict[str, str]]  # a page and its headers
 def front_routes(
     describe: Callable[[], Awaitable[dict[str, Any]]], page: Callable[[str], Awaitable[Page | None]]
 ) -> list[Route]:
-    """Returns the routes. `page` renders for an address of the service; None: no console runs."""
+    """Returns the routes. `page` renders the page for the service's address, and returns None if no console runs."""
 
     async def show(request: Request) -> Response:
         base = address_of(request)

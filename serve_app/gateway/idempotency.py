@@ -1,8 +1,8 @@
 """Handles retries under an `idempotency-key`: a finished request gets its stored reply and is not billed again.
 
-The limiter admits one request of an account and key at a time. A reply is committed together with its charge, before
-the hold is released. So an admitted request finds the reply of the request that finished before it, unless that one was
-not billed as finished.
+For an account and an idempotency key, the limiter admits one request at a time. A reply is committed together with its
+charge, before the hold is released. So an admitted request finds the reply of the request before it, unless that
+request failed or was cancelled.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from serve_app.gateway.settlements import Settlements
 
 logger = logging.getLogger("ray.serve")
 
-# A reply of 4,096 tokens has tens of kilobytes. A reply above this limit would fill the database and the spool, which
-# are sized for usage. It is not stored, and a retry of it is a new request.
+# A reply of 4,096 tokens has tens of kilobytes. Larger replies would fill the database and the spool, which are sized
+# for usage. A reply above this limit is not stored, and a retry is a new request.
 MAX_BYTES: Final = 1024 * 1024
 
-REPLAYS_PER_MINUTE: Final = 300  # of an account, from each gateway: they are not billed, and the ledger reads each
+# Stored replies per account, in each gateway. They are not billed, and the ledger reads each one.
+REPLAYS_PER_MINUTE: Final = 300
 
 MAX_KEY_LENGTH: Final = 255  # a promise to clients, and a limit on what the service stores for a day
 _KEY: Final = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
@@ -75,14 +76,15 @@ class Retry:
         except Unavailable:
             # The request may have been answered and billed: running it again could bill it twice.
             raise errors.overloaded(
-                "whether this idempotency-key was answered before is unknown right now: try again", retry_after_s=2
+                "the service cannot check right now whether this idempotency-key was answered before: try again",
+                retry_after_s=2,
             ) from None
 
     async def of_refused(self, settlements: Settlements, caller: Caller) -> bytes | None:
         """Returns the stored reply of a request that was not admitted. Raises ApiError.
 
-        The request may have spent the balance itself. Or it is still open, because its gateway died before releasing
-        it.
+        The first request with this key may be the reason for the refusal. It may have spent the balance. Or it still
+        counts as open, because its gateway died before releasing it.
         """
         try:
             identity = await caller.identify()
@@ -91,9 +93,9 @@ class Retry:
             return None
 
     def stored(self, body: bytes) -> StoredReply | None:
-        """Returns the reply for the settlement to carry; None if it is too large to store."""
+        """Returns the reply to store with the settlement; None if it is too large."""
         if len(body) > MAX_BYTES:
-            logger.warning("a reply of %d bytes is too large to be kept for a retry", len(body))
+            logger.warning("a reply of %d bytes is too large to be stored for a retry", len(body))
             return None
         return StoredReply(self.idempotency_key, self.fingerprint, body)
 
@@ -112,11 +114,11 @@ def valid_idempotency_key(header: str) -> str:
 def request_fingerprint(path: str, body: bytes) -> str:
     """Returns the SHA-256 of a door's path and a valid JSON body, in 64 hex digits.
 
-    The order of members and white space do not count. The path of the chat door is left out, so replies that an earlier
-    release stored are still found.
+    The order of members and white space make no difference. The path of the chat door is left out, so that replies that
+    an earlier release has stored are still found.
 
-    It covers the body as sent, not the request parsed from it. After an upgrade the service may know more fields or
-    have other defaults: a retry is still the same request.
+    The digest covers the body as sent, not the parsed request. So a retry is recognised even if an upgrade has added
+    fields or changed defaults meanwhile.
     """
     canonical = json.dumps(from_json(body, allow_inf_nan=False), sort_keys=True, separators=(",", ":"))
     door = "" if path == ChatDoor.path else path

@@ -1,7 +1,7 @@
-"""Runs a gateway's background work: follows what is served, and takes failing backends out of the traffic.
+"""Runs a gateway's background work: follows the ledger's models and weights, and stops using failing backends.
 
-Each gateway decides by itself which backends it uses. A change for all gateways, a rollback, goes through the ledger:
-the first gateway makes it, and the others find it already made.
+Each gateway decides by itself which backends it uses. A rollback changes the weights for all gateways, so it goes
+through the ledger: the first gateway makes it, and the others find it already made.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from serve_app.gateway.services import Services
 
 logger = logging.getLogger("ray.serve")
 
-READ_S: Final = 0.5
-LOOK_S: Final = 0.25
-STATUS_S: Final = 1.0
+READ_S: Final = 0.5  # between two reads of the ledger's models and weights
+LOOK_S: Final = 0.25  # between two judgements of the requests and backends
+STATUS_S: Final = 1.0  # between two reads of Serve's status
 FIRST_READ_S: Final = 10.0  # maximum wait for the ledger's weights at startup
 TIMEOUT_S: Final = 5.0  # per call to the ledger or to Serve
 
@@ -64,7 +64,7 @@ class Lifecycle:
         self._judged: set[str] = set()  # running requests that have a verdict
         self._down: dict[str, set[str]] = {}  # by identifier: backends that do not run while another one does
         self._exported: dict[tuple[str, str], bool] = {}  # whether ejected
-        self._is_away = False
+        self._ledger_is_unavailable = False
         self._has_read = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -72,7 +72,7 @@ class Lifecycle:
         """Starts the background work, once the ledger's weights are known or after FIRST_READ_S without an answer."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
-                await _until(self.read)
+                await _retry_until_done(self.read)
         except TimeoutError:
             logger.warning("the ledger does not answer: identifiers and prices are unknown until it does")
         await self.read_status()
@@ -99,11 +99,11 @@ class Lifecycle:
             async with asyncio.timeout(TIMEOUT_S):
                 served = await self._books.run(ReadServed(self._served.version if self._has_read else -1))
         except (Unavailable, LedgerUnavailable, TimeoutError) as error:
-            if not self._is_away:
-                logger.warning("what is served can't be read, and stays as it is: %s", error)
-            self._is_away = True
+            if not self._ledger_is_unavailable:
+                logger.warning("cannot read models and weights from the ledger, and keep the known ones: %s", error)
+            self._ledger_is_unavailable = True
             return False
-        self._is_away = False
+        self._ledger_is_unavailable = False
         if served is not None:
             self._has_read, self._served = True, served
             self.rebuild()
@@ -126,7 +126,7 @@ class Lifecycle:
             self._applications.follow(self._served.backends, status)
 
     async def look(self) -> None:
-        """Judges the requests that run or have ended, and the backends by them."""
+        """Judges the running and the finished requests, and ejects backends or brings them back by the results."""
         self._judge_requests()
         ejections: list[Ejection] = []
         catalogue = self._services.catalogue
@@ -179,7 +179,7 @@ class Lifecycle:
         return Verdict.LATE if (per_token_s or 0.0) > target.output_token_target_s else Verdict.GOOD
 
     def _could_reply(self, catalogue: Catalogue, identifier: str) -> set[str]:
-        """Returns backends that run and have weight, or had weight before the roll-out that a rollback would undo."""
+        """Returns the backends that run, and that have a weight now or would have one after a rollback."""
         before = self._served.before.get(identifier)
         names = {*catalogue.behind(identifier), *(before.weights if before is not None else ())}
         return {name for name in names if self._is_ready(name)}
@@ -188,7 +188,7 @@ class Lifecycle:
         return self._status is None or is_ready(self._status.get(application_of(backend)))
 
     def _refresh(self) -> None:
-        """Takes out backends that do not run or are ejected, as long as another backend remains."""
+        """Stops using backends that do not run or are ejected, unless no other backend remains."""
         catalogue, ejected, out = self._services.catalogue, self._health.ejected, {}
         for identifier in catalogue.identifiers:
             names = set(catalogue.behind(identifier))
@@ -213,9 +213,9 @@ class Lifecycle:
 
         Retries while the ledger is unavailable, as long as the backend is out.
         """
-        await _until(lambda: self._rolls_back(ejection))
+        await _retry_until_done(lambda: self._try_roll_back(ejection))
 
-    async def _rolls_back(self, ejection: Ejection) -> bool:
+    async def _try_roll_back(self, ejection: Ejection) -> bool:
         """Tries the rollback once. Returns False if it must be retried."""
         identifier, backend = ejection.identifier, ejection.backend
         if (identifier, backend) not in self._health.ejected:
@@ -232,7 +232,7 @@ class Lifecycle:
         except (Unavailable, LedgerUnavailable, TimeoutError):
             return False
         except LedgerError as error:
-            # It was changed meanwhile, or cannot be restored: an operator must decide. The backend stays out.
+            # The traffic was changed meanwhile, or cannot be restored. The backend stays out until an operator decides.
             logger.error("%s: the traffic was not rolled back: %s", identifier, error)
             return True
         logger.error("%s: rolled back to version %d: %s", identifier, restored.version, command.reason)
@@ -244,7 +244,7 @@ def is_ready(status: Mapping[str, Any] | None) -> bool:
     return status is not None and (status["replicas"] > 0 or status["status"] == "RUNNING")
 
 
-async def _until(step: Callable[[], Awaitable[bool]]) -> None:
+async def _retry_until_done(step: Callable[[], Awaitable[bool]]) -> None:
     while True:
         if await step():
             return

@@ -1,8 +1,9 @@
-"""The gateway's side of the limiter: sends asks in one ordered stream per shard, and keeps holds alive.
+"""The gateway's side of the limiter: sends messages in one ordered stream per shard, and keeps holds alive.
 
-Asks of one gateway reach a shard in the order in which they were made. A client's next request therefore never finds
-its previous one still open. Each account belongs to one shard, by the hash of its id. All gateways must agree on the
-number of shards, so change it with the service stopped. A gateway whose number differs from a limiter's admits nothing.
+The messages of one gateway reach a shard in the order in which they were sent. A client's next request therefore never
+finds its previous one still open. Each account belongs to one shard, by the hash of its id. All gateways must have the
+same number of shards, so change it with the service stopped. A gateway whose number differs from a limiter's admits
+nothing.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ from serve_app.contracts.ports import BooksPort, LimiterPort
 logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.1
-POST_AGAIN_S: Final = 600.0  # for holds that stay open: less than the hour after which posted holds are removed
+POST_AGAIN_S: Final = 600.0  # open holds are posted again after this time; the ledger removes them after an hour
 MAX_KEYS: Final = 100_000  # keys whose account a gateway remembers: about 20 MB
 KEYS_PER_QUERY: Final = 1000
 LOOK_UP_TIMEOUT_S: Final = 5.0  # per query to the ledger
-LIVE_TIMEOUT_S: Final = 2.0  # a live view shows what has arrived, and asks again
+LIVE_TIMEOUT_S: Final = 2.0  # a live view shows the answers that have arrived by then
 
 
 class LimiterClient:
-    """Sends each ask to the shard of its account.
+    """Sends each message to the shard of its account.
 
-    With several shards, a key's account must be known before a shard can be asked. It never changes, so each gateway
-    looks it up once. The shard decides whether the key is still valid.
+    With several shards, a gateway must know a key's account before it can ask a shard. A key's account never changes,
+    so each gateway looks it up once. The shard decides whether the key is still valid.
 
-    `holder` names the lease of this gateway's holds. `admit_timeout_s` is the maximum wait for a limiter that is
-    restarting. `spool` is the state of this gateway's spool, which the heartbeats report. `admit_timeout_s` and `spool`
-    may be set at any time.
+    `holder` is the name under which this gateway leases its holds. `admit_timeout_s` is the maximum wait for a limiter
+    that is restarting. `spool` is the state of this gateway's spool, which the heartbeats report. `admit_timeout_s` and
+    `spool` may be set at any time.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class LimiterClient:
         )
 
     def adopt(self, holds: Sequence[OpenHold]) -> None:
-        """Keeps a dead gateway's holds alive from here on. They are announced before anything else is asked."""
+        """Keeps a dead gateway's holds alive from here on. Announces them before any later message."""
         for shard in self._shards:
             shard.adopt([hold for hold in holds if self._shard_of(hold.account_id) is shard])
 
@@ -154,20 +155,20 @@ class LimiterClient:
         shard = self._shards[0] if len(self._shards) == 1 else self._routes.pop(release.request_id, None)
         if shard is None and release.account_id is not None:
             shard = self._shard_of(release.account_id)
-        if shard is not None:  # else no shard was asked to admit it
+        if shard is not None:  # otherwise no shard was asked to admit the request
             shard.release(release)
 
     async def _admit(self, ask: Admit) -> Any:
         found = self._shards[0] if len(self._shards) == 1 else await self._shard_of_key(ask)
         if not isinstance(found, _Shard):
             return found
-        # All shards must have this gateway's number of shards: otherwise a different shard may decide for the account.
+        # All limiters must have this gateway's number of shards. Otherwise another shard could decide for the account.
         for shard in self._shards:
             if not shard.is_agreed:
                 await shard.agree()
         if len(self._shards) == 1:
             return await found.ask(ask)
-        # Kept until the release: it is unknown whether an ask that is cancelled here was admitted.
+        # Stored until the release: if this call is cancelled, it is unknown whether the request was admitted.
         self._routes[ask.request_id] = found
         answer = await found.ask(ask)
         if not isinstance(answer, Grant):
@@ -222,7 +223,7 @@ class LimiterClient:
 
 
 class _Shard:
-    """One limiter shard: sends asks to it, and renews the holds of its open requests until they are released."""
+    """One limiter shard: sends messages to it, and renews the holds of its open requests until they are released."""
 
     def __init__(self, limiter: LimiterPort, client: LimiterClient, index: int, shards: int) -> None:
         self.open: dict[str, OpenHold] = {}
@@ -234,14 +235,14 @@ class _Shard:
         self._limiter = limiter
         self._epoch = 0  # the newest epoch under which a limiter has admitted
         self._asks: Coalescer[Any, Any] = Coalescer(self._send, timeout_s=5.0)
-        # Look-ups of keys change nothing at the limiter, so they need no place in the ordered stream. A slow ledger
-        # then delays only the keys that it was asked for.
+        # Look-ups of keys change nothing at the limiter, so they bypass the ordered stream. A slow ledger then delays
+        # only the keys that are being looked up.
         self._look_ups: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._renewing: asyncio.Task[None] | None = None
         # Requests whose holds are posted in the ledger. None: unknown, because an ended limiter may have posted some.
         self._posted: frozenset[str] | None = None
         self._posted_at = 0.0
-        self._posted_under = 0  # the epoch at that time
+        self._posted_under = 0  # the epoch when the holds were posted
         self._posting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -253,7 +254,7 @@ class _Shard:
             await asyncio.wait([self._renewing])
 
     async def agree(self) -> None:
-        """Returns when the limiter has confirmed that its number of shards is this gateway's.
+        """Returns when the limiter has confirmed that it has the same number of shards as this gateway.
 
         Raises Unavailable when the numbers differ (`disagreement` has the details), or when no limiter answers in time.
         """
@@ -270,9 +271,9 @@ class _Shard:
                     raise Unavailable(self.disagreement)
 
     async def ask(self, ask: Any) -> Any:
-        """Returns the answer of a limiter that may be restarting. Raises Unavailable when that takes too long.
+        """Returns the limiter's answer, and waits while it restarts. Raises Unavailable when that takes too long.
 
-        Every ask is idempotent, so the gateway repeats an ask whose answer was lost.
+        Every message is idempotent, so the gateway repeats a message whose answer was lost.
         """
         deadline = time.monotonic() + self._client.admit_timeout_s
         asks = self._look_ups if isinstance(ask, Identify) and ask.look_up else self._asks
@@ -291,7 +292,7 @@ class _Shard:
             await asyncio.sleep(wait_s)
 
     async def live(self, ask: Live) -> LiveReport | None:
-        """Asks outside the ordered stream, because live views must not delay admissions."""
+        """Returns the limiter's report. Asks outside the ordered stream, so that live views do not delay admissions."""
         try:
             async with asyncio.timeout(LIVE_TIMEOUT_S):
                 answer = await self._look_ups.submit(ask)
@@ -302,7 +303,7 @@ class _Shard:
     async def _send(self, asks: list[Any]) -> list[Any]:
         """Returns the limiter's answers.
 
-        A grant that is late, or of an epoch that has ended, becomes Recovering: the gateway then asks again.
+        Replaces a grant that is late or of an ended epoch by Recovering, so that the gateway asks again.
         """
         sent_at = boottime()
         answers = await self._limiter.ask(asks)
@@ -354,7 +355,7 @@ class _Shard:
         return answer.epoch is not None
 
     def _post(self, holds: tuple[OpenHold, ...]) -> None:
-        """Posts the holds in place of the previous ones, unless that is done or in progress."""
+        """Posts the holds in the ledger in place of the previous ones, unless that is done or in progress."""
         is_due = self._posted != {hold.request_id for hold in holds} or self._posted_under != self._epoch
         is_due |= bool(holds) and boottime() - self._posted_at > POST_AGAIN_S
         if is_due and (self._posting is None or self._posting.done()):
@@ -372,9 +373,9 @@ class _Shard:
 
     def _disagree(self, answer: ShardsDiffer) -> None:
         if answer.shards != self._shards:
-            problem = f"a limiter counts {answer.shards} limiter_shards and this gateway {self._shards}"
+            problem = f"limiter_shards is {answer.shards} in a limiter and {self._shards} in this gateway"
         else:
-            problem = f"a gateway that counts {answer.other} limiter_shards, not {self._shards}, has requests open"
+            problem = f"a gateway with limiter_shards {answer.other} instead of {self._shards} has requests open"
         if problem != self.disagreement:
             logger.error("nothing is admitted: %s; change the number with the service stopped", problem)
         self.is_agreed, self.disagreement = False, problem
@@ -390,5 +391,5 @@ class _Shard:
             except Exception:
                 logger.exception("renewing holds failed")
                 continue
-            # While no limiter of this service admits, one of another service may take over.
+            # While no limiter of this service admits, a limiter of another service may take over.
             self._post(() if admits else tuple(self.open.values()))

@@ -1,9 +1,9 @@
 """Limits how often a key may query models, balance, usage and its account, which share the ledger's readers.
 
-The same limits, with other buckets, apply to requests that tokenize.
+Requests that tokenize have limits of the same kind (`token_endpoint.py`).
 
-Each gateway counts separately, so a key may send N times as many queries to N gateways. That suffices: the limit
-protects each gateway and keeps a single key from filling the ledger's pool, and it needs no messages.
+Each gateway counts separately, so a key may send N times as many queries to N gateways. This is enough to protect each
+gateway, and to keep a single key from filling the ledger's pool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BUCKETS: Final = 20_000  # about 4 MB; the least recently used bucket is evi
 class QueryRates:
     """Buckets of keys and accounts. Does no I/O. `per_minute` is the limit of one key and may change at any time.
 
-    `of` says in errors which requests are counted. `clock` returns seconds and never runs backwards.
+    `of` names the counted requests in error messages. `clock` returns seconds and never runs backwards.
     """
 
     def __init__(

@@ -15,9 +15,10 @@ from serve_app.contracts.trace_context import TraceContext
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """The facts of one request, filled in while it runs. The last of `open` parts to close passes the record to `sink`.
+    """The facts of one request, filled in while it runs.
 
-    A request that is cut off is settled after its connection has ended. Only then is its cost known.
+    `open` counts the parts that may still fill it in. The last one to close passes the record to `sink`. For example, a
+    request whose client hangs up is settled after its connection has ended, and only then is its cost known.
     """
 
     request_id: str

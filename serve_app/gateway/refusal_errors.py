@@ -29,7 +29,7 @@ def refusal_error(refusal: Refusal) -> ApiError:
 
 
 def rejection_error(rejected: Rejected) -> ApiError:
-    """Returns the error of a request that a larger hold would not help."""
+    """Returns the error of a request that its replica has rejected."""
     match rejected.reason:
         case Rejection.CONTEXT:
             return errors.context_length_exceeded(rejected.prompt_tokens, rejected.limit)
@@ -48,7 +48,7 @@ def rejection_error(rejected: Rejected) -> ApiError:
 
 
 def restarting() -> ApiError:
-    return errors.overloaded("the service is restarting a part of itself: try again", retry_after_s=2)
+    return errors.overloaded("a part of the service is restarting: try again", retry_after_s=2)
 
 
 def waited_too_long() -> ApiError:

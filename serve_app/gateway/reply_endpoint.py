@@ -1,8 +1,7 @@
 """Handles requests that generate a reply: reads the body, runs the exchange, and writes a reply or a stream.
 
 Replies have the format of the request's door. The endpoint is a plain ASGI application with one `__call__` per request.
-Every exit, including a client that hangs up, passes through the same `async with`. Nothing stays open between a handler
-and its response.
+However a request ends, also by its client hanging up, it leaves through the same `async with`. So nothing stays open.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace
 PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
-#: Statuses whose messages are about keys, limits, money and load. Others may quote the request.
+#: Statuses whose messages are logged: they are about keys, limits, money and load. Others may quote the request.
 REASONED: Final = frozenset({401, 402, 403, 429, 503})
 
 
@@ -113,7 +112,7 @@ class ReplyToRequest:
         )
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the reply. Every failure before its first byte keeps its status."""
+        """Sends the reply. A failure before the first byte is sent with its own status."""
         clock, record = self._services.clock, self._record
         arrived = clock()
         sender = Sender(send)
@@ -146,9 +145,9 @@ class ReplyToRequest:
         """Identifies the key first, and then reads the body. Slow work on the body runs outside the event loop."""
         settings = self._services.settings
         reader = BodyReader(self._request, settings.max_body_bytes, settings.body_timeout_s)
-        of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
+        sender_max = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
         if not caller.is_confirmed:
-            with Share(self._bodies.unidentified, caller.address, of_one, of_one) as share:
+            with Share(self._bodies.unidentified, caller.address, sender_max, sender_max) as share:
                 try:
                     await reader.read_while(caller.identify(), share)
                 except ApiError:
@@ -158,7 +157,7 @@ class ReplyToRequest:
         if not self._services.catalogue.is_known:
             raise restarting()
         try:
-            with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
+            with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, sender_max) as share:
                 body = await reader.read(share)
                 return await self._read_body(body, caller)
         except ApiError:
@@ -176,8 +175,8 @@ class ReplyToRequest:
 
     def _checked(self, body: bytes, chat: ChatRequest) -> tuple[ChatRequest, Retry | None]:
         _ = chat.estimated_prompt_tokens  # also computes messages and tools, which are cached
-        # Streams ignore the key. OpenAI's SDKs send one only if configured to, but then with every POST, like clients
-        # made by the same generator. Refusing the key would make streams unusable for them.
+        # Streams ignore the key. An error would make streams unusable for clients that are configured to send a key:
+        # OpenAI's SDKs, and others from the same generator, then send one with every POST.
         key = None if chat.stream else self._request.headers.get("idempotency-key")
         return chat, None if key is None else Retry.from_header(key, self._door.path, body)
 
@@ -220,7 +219,7 @@ class ReplyToRequest:
             elif chat.stream:
                 await self._stream(chat, exchange, sender)
             else:
-                await self._whole(chat, exchange, sender, arrived)
+                await self._send_whole_reply(chat, exchange, sender, arrived)
 
     def _headers(self, exchange: Exchange, content_type: str, **more: str) -> Headers:
         grant, record, phases = exchange.grant, self._record, self._record.phases
@@ -245,14 +244,13 @@ class ReplyToRequest:
         own = {"idempotency_replayed": "true", "content_length": str(len(body))}
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 
-    async def _whole(self, chat: ChatRequest, exchange: Exchange, sender: Sender, arrived: float) -> None:
-        """Sends a whole reply. A slow reply begins with line feeds before its body is there.
+    async def _send_whole_reply(self, chat: ChatRequest, exchange: Exchange, sender: Sender, arrived: float) -> None:
+        """Sends a reply that is not streamed. Sends line feeds while a slow reply is being generated.
 
-        A load balancer may not notice that its client has hung up, but it notices that it can no longer write to the
-        client.
+        A load balancer may not notice that its client has hung up until it fails to write to the client.
         """
         settings, clock = self._services.settings, self._services.clock
-        # HTTP/1.0 has no chunks: it needs the length first, and its client could not see that a reply was cut.
+        # HTTP/1.0 has no chunks. It needs the length first, and its client could not detect an incomplete reply.
         may_begin = self._request.scope.get("http_version") != "1.0"
         due = arrived + settings.early_reply_s
         reply = self._begin_whole(chat, exchange)
@@ -289,7 +287,7 @@ class ReplyToRequest:
             return self._headers(exchange, self._door.stream_type, **own)
 
         reply = begun()
-        pieces: list[bytes] = []  # of the events that arrived together: they leave together
+        pieces: list[bytes] = []  # encoded events that arrived together, to be sent together
         while True:
             try:
                 event = await exchange.next_event(0.0 if pieces else keep_alive_s)

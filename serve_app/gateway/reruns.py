@@ -1,14 +1,17 @@
 """Runs a request again on another replica after its replica is lost: how often, after what pause, and under what id.
 
-A run produces the reply from the start, or continues what was sent of a stream that asks for it (`sent_tokens.py`).
+A run produces the reply from the start. If a stream has asked to be resumed, it continues the text that was sent
+(`sent_tokens.py`).
 
 For the limiter, the replicas and the ledger, each run is a separate request with a separate id. Before the next run is
-admitted, the ledger records the lost run as failed, under the id that its replica knows. The replica may have left
-behind a line in its spool, or a stream that it believes was cut by a dead gateway. These find their id settled and bill
-nothing. The next run's id is new to all of them. At each moment at most one run can be billed, whichever process dies.
+admitted, the ledger records the lost run as failed, under the id that its replica knows. The lost replica may still try
+to settle that run later: from a line in its spool, or for a stream whose gateway it believes dead. It then finds the id
+settled and bills nothing. The next run has an id that no process knows. So at each moment at most one run can be
+billed, whichever process dies.
 
-The failure must be the ledger's own answer. If it is only in this gateway's spool, or comes after a settlement of the
-replica, two runs could be billed. In these cases the request fails, and its client sends it again.
+The next run starts only when the ledger has confirmed the failure. If the failure is only in this gateway's spool, or
+if the replica has settled the run first, two runs could be billed. In these cases the request fails, and its client
+must send it again.
 
 Two consecutive messages in the ordered stream to the limiter give back the lost run's hold and rates, and admit the
 next run. The account's other requests find no gap in between, and nothing counts twice.
@@ -31,7 +34,7 @@ PAUSES_S: Final = [0.0, 1.0]
 
 @dataclass(frozen=True, slots=True)
 class RunsAgain:
-    """Stands in for an event of the reply: the reply continues, or what was sent is void and it starts again."""
+    """An event after the loss of a replica: the reply continues, or starts again and what was sent is void."""
 
     continues: bool
 
@@ -57,7 +60,7 @@ class Runs:
         return tuple(self._sent.tokens) if self._sent is not None and self.has_sent else ()
 
     def passes(self, event: Delta | ReplyParts | ChoiceEnded) -> bool:
-        """Returns whether to send an event now. An event that only counts tokens of held-back text is not sent."""
+        """Returns whether to send an event now. An event that has only a token count is not sent."""
         if type(event) is Delta and event.text and self._sent is None:
             return True
         if self._sent is not None and not self._sent.take(event):
@@ -75,7 +78,7 @@ class Runs:
         return self._sent.kept.pop(0) if self._sent is not None and self._sent.kept else None
 
     def pause_after_loss(self, queue_timeout_s: float) -> float | None:
-        """Returns the seconds until the next run; None if no run can start any more, or none in time."""
+        """Returns the seconds until the next run; None if no further run is possible or it would be too late."""
         sent, number = self._sent, self._record.reruns
         if sent is not None:
             sent.kept.clear()

@@ -1,6 +1,6 @@
 """Handles requests to POST /responses: as `reply_endpoint` does, with errors and streams of this format.
 
-A response is stored with the settlement of its request: it is stored exactly if it is billed as complete.
+A response is stored together with the settlement of its request. So it is stored exactly if it is billed as complete.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from serve_app.gateway.web import Headers, Sender
 
 logger = logging.getLogger("ray.serve")
 
-BEGIN_S = 3.0  # after this time a request in the background that waits for a replica gets its reply
+BEGIN_S = 3.0  # if no replica takes a background request within this time, its client gets the queued response
 END_TRIES: Final = 10
 END_PAUSE_S: Final = 2.0
-# Stored conversations may be long however short a body is. Bodies that are being parsed do not delay them.
+# A short body can refer to a long stored conversation. Separate threads, so that parsing bodies does not delay it.
 _STORED: Final = ThreadPoolExecutor(max_workers=2, thread_name_prefix="stored")
 LOOK_UPS_PER_MINUTE: Final = 3000
-"""Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held.
+"""Maximum number of stored responses to which an account's requests may refer per minute, in each gateway.
 
-Each further LOOK_UP_BYTES of a response count as one more.
+The ledger reads each of them before the request has a hold. A response counts as one more for each LOOK_UP_BYTES.
 """
 LOOK_UP_BYTES: Final = 64 * 1024
 
@@ -75,7 +75,10 @@ async def off_loop(work: Callable[[], Result]) -> Result:
 
 
 async def find_stored(settlements: Settlements, account_id: str, response_ids: Sequence[str]) -> Stored:
-    """Returns those of these responses that the account has stored. Raises ApiError: 429, or 503 without the ledger."""
+    """Returns the stored responses of the account that have one of these ids.
+
+    Raises ApiError: 422 for a response that still runs or is too large, 429 after too many, 503 without the ledger.
+    """
     found: dict[str, StoredConversation] = {}
     for response_id in response_ids:
         limit = f"responses of {account_id}", LOOK_UPS_PER_MINUTE
@@ -113,7 +116,7 @@ class InputTokensEndpoint(TokenEndpoint):
 
 
 async def _with_stored(body: bytes, stored: Stored, work: Callable[[], Result]) -> Result:
-    """Does the same as `aside`, outside the event loop if anything is stored."""
+    """Runs work on a body and its stored responses. If there are any, the work runs outside the event loop."""
     return await (off_loop(work) if stored else aside(body, work))
 
 
@@ -173,9 +176,10 @@ class ReplyToResponses(ReplyToRequest):
     async def _reply_in_background(
         self, chat: ResponsesChat, caller: Caller, retry: Retry | None, sender: Sender
     ) -> None:
-        """Starts a run, and sends the response that has begun.
+        """Starts a run, and sends its response with the status `queued` or `in_progress`.
 
-        A refusal within BEGIN_S has its status. A client that hangs up before the response is stored ends the run.
+        A request that is refused within BEGIN_S gets the status of the refusal. A client that hangs up before the
+        response is stored ends the run.
         """
         account_id = (await caller.identify()).account_id
         if not self._may_store(account_id):
@@ -238,9 +242,10 @@ class ReplyToResponses(ReplyToRequest):
 
 
 def _encoded(chat: ResponsesChat, response: Json) -> bytes:
-    """Returns the bytes of a complete response. Raises TooLarge.
+    """Returns the bytes of a complete response to store. Raises TooLarge.
 
-    In the background it can only be read, so it is stored in any case: if need be, without its log probabilities.
+    A background response that is too large is stored without its log probabilities, because its client has no other
+    copy.
     """
     try:
         return encode_stored(chat.items, response)
@@ -267,15 +272,15 @@ class Run:
         self._complete = complete
         self.head = ReplyHead(record.request_id, int(time.time()), chat.model, "")
         self.has_begun = asyncio.Event()  # a replica has taken the request
-        self.is_refused = False  # by the service, while it has begun
-        self._is_due = False  # whether its client gets its id, so that it ends in the ledger
+        self.is_refused = False  # whether the gateway has refused the request after `run` has begun
+        self._is_due = False  # whether the client gets an id: the response must then end in the ledger
         self._is_stored = asyncio.Event()
         self._reply = WholeResponse(chat, stored=True)
 
     async def check_size(self) -> None:
         """Raises ApiError (422) if the response could not be stored at its end."""
         try:
-            await self._stored(self._reply.partial(self.head, "queued"), room=0.5)  # the reply comes on top
+            await self._stored(self._reply.partial(self.head, "queued"), room=0.5)  # the rest is for the reply
         except TooLarge:
             raise invalid("background", "is not possible: the conversation is too large to be stored") from None
 
@@ -294,14 +299,18 @@ class Run:
         return response
 
     async def run(self, exchange: Exchange) -> bytes | ApiError:
-        """Runs the request. Returns the stored reply of a retry; a refusal before `store`; or nothing."""
+        """Runs the request.
+
+        Returns the stored reply of a retry, the error of a request that failed before `store`, or nothing (`b""`).
+        """
         try:
             async with exchange:
                 try:
                     return await self._generate(exchange)
                 except asyncio.CancelledError:
                     if self.is_refused or self._services.background.is_stopping:  # nothing is billed
-                        raise errors.overloaded("the service has stopped: send it again", retry_after_s=5) from None
+                        message = "the service has stopped: send the request again"
+                        raise errors.overloaded(message, retry_after_s=5) from None
                     raise
         except asyncio.CancelledError:
             if not self._is_stored.is_set():
@@ -321,7 +330,7 @@ class Run:
     async def _generate(self, exchange: Exchange) -> bytes:
         await exchange.begin()
         if exchange.replayed is not None:
-            if self._is_due:  # its client has got a new id
+            if self._is_due:  # the client has another id
                 message = "the request was answered before: send it again with the same idempotency-key"
                 raise errors.overloaded(message, retry_after_s=1)
             return exchange.replayed
@@ -342,7 +351,10 @@ class Run:
         return b""
 
     async def _end(self, status: str, error: ApiError | None = None) -> None:
-        """Ends the response in the ledger. If that is not possible for long, its row ends by its silence."""
+        """Ends the response in the ledger.
+
+        If the ledger stays unavailable, readers treat the response as failed, because its row is no longer renewed.
+        """
         partial_response = self._reply.partial(self.head, status, error)
         try:
             response = await self._stored(partial_response)
@@ -355,9 +367,9 @@ class Run:
                 await asyncio.sleep(END_PAUSE_S)
             else:
                 return
-        logger.error("response %s could not be ended in the ledger", self.head.id)
+        logger.error("could not write the end of response %s to the ledger", self.head.id)
 
     async def _stored(self, response: Json, room: float = 1.0) -> StoredResponse:
-        """Raises TooLarge as `encode_stored` does."""
+        """Returns the response in its stored form. Raises TooLarge as `encode_stored` does."""
         encoded = await off_loop(partial(encode_stored, self._chat.items, response, room))
         return StoredResponse(self.head.id, encoded, time.time() + self._services.settings.stored_responses_s)

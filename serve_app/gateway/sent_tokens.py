@@ -8,9 +8,9 @@ from serve_app.contracts.generation import ChoiceEnded, Delta, ReplyParts
 class SentTokens:
     """The tokens of one stream whose replica reports them.
 
-    The end of a reply also brings held-back text that no token follows. A replica that continues these tokens would
-    send that text again. So the last event is kept here until the reply is known to have ended. If the replica is lost
-    before that, the event has not been sent, and is produced again.
+    The last event of a reply may contain text that was held back and belongs to earlier tokens. A replica that
+    continues from these tokens would send that text again. So the last event is kept here until the reply is known to
+    have ended. If the replica is lost before that, the event has not been sent, and the next replica produces it again.
     """
 
     def __init__(self) -> None:

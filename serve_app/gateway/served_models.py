@@ -1,4 +1,4 @@
-"""Combines the identifiers of a gateway's settings, as the ledger has changed them, with those of the ledger."""
+"""Merges the models in a gateway's settings with the models that were created in the ledger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from serve_app.settings import GatewaySettings, IdentifierSettings, PriceSetting
 
 
 def models_of(settings: GatewaySettings, served: Served) -> dict[str, IdentifierSettings]:
-    """Returns the settings by identifier, the configured ones first. The ledger's weights take precedence."""
+    """Returns the settings by identifier, the configured ones first. Weights in the ledger replace configured ones."""
     models = dict(settings.models)
     for name, model in served.models.items():
         if name not in models and name in served.traffic and served.prices.get(name):

@@ -28,7 +28,7 @@ class Services:
     backends: BackendPort
     observer: Observer
     tracing: Tracing | None = None
-    orphan_delay_s: float = 2.0  # delay before a replica settles a cut stream, unless this gateway has
+    orphan_delay_s: float = 2.0  # a replica settles an interrupted stream after this time, unless this gateway has
     clock: Callable[[], float] = time.monotonic  # seconds, to time requests
     background: BackgroundRuns = field(init=False)
     calls: set[RequestRecord] = field(default_factory=set)  # sent to backends; `Lifecycle` removes ended ones

@@ -4,17 +4,17 @@ A settlement waits in one place at a time. The gateway first sends it to the led
 longer than a client can be kept waiting, the gateway takes the settlement back and makes it durable in the gateway's
 spool. Then the client gets its last chunk.
 
-Until the ledger answers a replay of the spool, all settlements go to the spool at once. A ledger that is coming back
-therefore gets only the replay. After that, replayed and live settlements take turns: one batch of the spool is in
-flight at a time. A hold ends when its settlement has been replayed.
+After such a failure, new settlements go directly to the spool, until the ledger answers a replay of the spool. A ledger
+that is coming back therefore gets only the replay. After that, replayed and live settlements take turns: one batch of
+the spool is in flight at a time. A hold ends when its settlement has been replayed.
 
 The gateway that takes over a dead gateway's spool also takes over the holds of its settlements, before their leases
-expire. Usage thus stays protected from being spent again, however long the outage is. A retry under the request's
-idempotency key is not admitted before its reply can be found.
+expire. The account therefore cannot spend this part of its balance again, however long the outage lasts. A retry under
+the request's idempotency key is not admitted before its reply can be found.
 
-The disk of a gateway that leaves may go with it. Such a gateway hands over what the ledger has not taken in time: the
-other gateway makes it durable and adopts the holds before it answers. If the answer is lost, both have it, and the
-ledger settles each request once.
+When a gateway is removed, its disk may be deleted. It therefore hands over the settlements that it could not send to
+the ledger in time. Another gateway makes them durable and adopts their holds before it answers. If the answer is lost,
+both gateways have the settlements, and the ledger books each request once.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from serve_app.storage.spool import Spool, measure
 
 logger = logging.getLogger("ray.serve")
 
-RETRY_S = 0.1
-REPLAY_S = 0.5
+RETRY_S = 0.1  # between two calls to the ledger for one settlement
+REPLAY_S = 0.5  # between two replays while the ledger is unavailable
 ADOPT_S = 1.0  # maximum time until a dead gateway's spool is found: less than the leases of its holds
-REPLAY_BATCH = 256  # what accounting commits at once: live and replayed settlements take turns
-FIND_TIMEOUT_S = 10.0  # to find a stored reply: its request waits, before it has cost anything
+REPLAY_BATCH = 256  # settlements that accounting commits together: live and replayed ones take turns
+FIND_TIMEOUT_S = 10.0  # to find a stored reply: the request waits, and nothing has been computed yet
 DISK_TIMEOUT_S = 60.0  # after this time without a flush the disk counts as broken
 FULL = 0.9  # share of the spool's limit; the rest is for requests that already run
-MAX_REPLAYING = 10_000  # accounts whose stored replies are counted; about 2 MB
+MAX_RETRYING_ACCOUNTS = 10_000  # accounts whose look-ups of stored replies are counted; about 2 MB
 
 Send = Callable[[list[Settlement]], Awaitable[Sequence[Settled | SettlementRejected]]]
 
@@ -79,13 +79,13 @@ class Settlements:
     ) -> None:
         self._accounting = accounting
         self.spool = spool
-        self.replays = Rates(time.monotonic, MAX_REPLAYING)
+        self.replays = Rates(time.monotonic, MAX_RETRYING_ACCOUNTS)  # look-ups of stored replies and responses
         self._spooled = spool.size
         self._metrics = metrics
         self._limiter = limiter
-        self._is_away = False  # whether the ledger is unavailable: until it has answered a replay
+        self._ledger_is_unavailable = False  # True from a failed call until the ledger has answered a replay
         self._unkept: dict[str, Settlement] = {}  # by request id: settlements that neither ledger nor spool has
-        self._refused: set[str] = set()  # requests that were not served, with a settlement to replay
+        self._unserved: set[str] = set()  # requests refused after admission, whose settlement waits for a replay
         self._calls: list[Coalescer[Settlement, SettleAnswer]] = [
             Coalescer(shard.settle, timeout_s=settle_timeout_s) for shard in accounting.shards
         ]
@@ -107,7 +107,7 @@ class Settlements:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing may be admitted, because new usage could not be kept while the ledger is unavailable."""
+        """Whether new requests must be refused, because the spool may have no room for their settlements."""
         return bool(self._unkept) or self._spooled > FULL * self.spool.max_bytes
 
     def start(self) -> None:
@@ -139,7 +139,8 @@ class Settlements:
     async def hand_over(self, take_over: Callable[[list[Settlement]], Awaitable[bool]], within_s: float) -> None:
         """Gives the pending settlements and their holds to another gateway, after `stop`.
 
-        `take_over` is that gateway's method. What it does not take within `within_s` seconds stays in the spool.
+        `take_over` is that gateway's method. Settlements that it does not take within `within_s` seconds stay in the
+        spool.
         """
 
         is_over = False
@@ -173,7 +174,7 @@ class Settlements:
             logger.warning("handed over %d settlements, which the ledger has not taken", moved)
 
     async def take_over(self, batch: list[Settlement]) -> bool:
-        """Keeps the settlements, and their holds, of a gateway that leaves.
+        """Takes over the settlements, and their holds, of a gateway that is being removed.
 
         Returns whether all of them are on this gateway's disk, which then settles them.
         """
@@ -192,25 +193,28 @@ class Settlements:
         return self.spool.waiting + len(self._unkept)
 
     async def close(self) -> None:
-        """Leaves no file behind if nothing is pending in the spool. Nothing may be settled after this call."""
+        """Removes the spool's files if it is empty. Nothing may be settled after this call."""
         if not self.spool.waiting:
             await asyncio.to_thread(self.spool.close)
 
     async def settle(self, settlement: Settlement, *, refused: bool = False) -> Settled | None:
-        """Returns when the usage is durable, and ensures that the hold is released, as `refused` if so.
+        """Returns when the usage is durable. Ensures that the hold is released; `refused` is passed on to the release.
 
-        Returns Settled when the ledger has settled it; the hold is then released at once. Returns None when the
-        settlement is in the spool, whose replay releases the hold, or when it is stuck in the ledger.
+        Returns Settled when the ledger has settled the request; the hold is then released at once. Returns None when
+        the settlement is in the spool, whose replay releases the hold, or when it is stuck in the ledger.
 
-        Raises SpoolFull when neither ledger nor spool has it. `is_full` is then true. A reply whose client gets an
-        error instead is recorded as failed, and the hold released, when the ledger is back. Raises RuntimeError when
-        the ledger refuses it, or neither settles nor keeps it. Then the caller releases the hold.
+        Raises SpoolFull when neither the ledger nor the spool has the settlement. `is_full` is then true. The client of
+        a complete reply gets an error, so the request is recorded as failed. This, and the release of the hold, happen
+        when the ledger is back. Raises RuntimeError when the ledger refuses the settlement, or has neither booked it
+        nor set it aside. The caller must then release the hold.
         """
         started = time.monotonic()
-        answer = None if self._is_away else await self._from_ledger(settlement, started + self.settle_timeout_s)
+        answer = None
+        if not self._ledger_is_unavailable:
+            answer = await self._from_ledger(settlement, started + self.settle_timeout_s)
         if answer is None:
             if refused:
-                self._refused.add(settlement.request_id)
+                self._unserved.add(settlement.request_id)
             await self._keep(settlement)
             self._count_outcome("spooled", started)
             return None
@@ -246,7 +250,10 @@ class Settlements:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
 
     async def _from_ledger(self, settlement: Settlement, deadline: float) -> Settled | SettlementRejected | None:
-        """Returns the ledger's answer, or None without one by `deadline`. Then nothing waits to be sent any more."""
+        """Returns the ledger's answer, or None if there is none by `deadline`.
+
+        After None, the settlement is no longer queued for sending.
+        """
         calls = self._calls[shard_of(settlement.account_id, len(self._calls))]
         while True:
             try:
@@ -258,7 +265,7 @@ class Settlements:
                 failure: Exception = answer
             except (Unavailable, TimeoutError) as error:
                 failure = error
-            if self._is_away or time.monotonic() + RETRY_S >= deadline:
+            if self._ledger_is_unavailable or time.monotonic() + RETRY_S >= deadline:
                 logger.warning("ledger unavailable (%s): spooled settlement %s", failure, settlement.request_id)
                 return None
             await asyncio.sleep(RETRY_S)
@@ -266,7 +273,7 @@ class Settlements:
     async def _keep(self, settlement: Settlement) -> None:
         """Returns when the settlement is in the spool. Raises SpoolFull."""
         # Only a replay shows that the ledger is back.
-        self._is_away = self._replaying is not None
+        self._ledger_is_unavailable = self._replaying is not None
         try:
             is_kept = await self._keeping.submit(settlement)
         except Unavailable as error:
@@ -307,7 +314,7 @@ class Settlements:
                 await self._send_unkept(self._settle_batch)
                 await asyncio.to_thread(self._replay, asyncio.get_running_loop(), self._settle_batch)
                 if not self._to_replay.is_set():
-                    self._is_away = False
+                    self._ledger_is_unavailable = False
             except Exception as error:
                 logger.warning("the spool waits for the ledger: %s: %s", type(error).__name__, error)
                 self._to_replay.set()
@@ -322,7 +329,7 @@ class Settlements:
         self._metrics.set(metrics.SPOOL_SETTLEMENTS, waiting, "gateway")
         self._metrics.set(metrics.SPOOL_BYTES, size, "gateway")
         self._metrics.set(metrics.SPOOL_AGE, age_s, "gateway")
-        self._limiter.spool = SpoolState(waiting, size, age_s, self._is_away)
+        self._limiter.spool = SpoolState(waiting, size, age_s, self._ledger_is_unavailable)
 
     async def _send_unkept(self, send: Send) -> None:
         while self._unkept:
@@ -333,7 +340,7 @@ class Settlements:
 
     def _replay(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
         def settle(batch: Sequence[Settlement]) -> Sequence[Settled | SettlementRejected]:
-            # The spool works in a separate thread; the call to another process belongs on the event loop.
+            # The spool replays in a separate thread, but calls to other processes must run on the event loop.
             return asyncio.run_coroutine_threadsafe(self._send(send, list(batch)), loop).result()
 
         try:
@@ -342,7 +349,7 @@ class Settlements:
             self._spooled = self.spool.size
 
     def _cancel_batch(self) -> None:
-        """Ends the spool's call in progress, so that its thread lets go of the spool."""
+        """Cancels the spool's call in progress, so that its thread stops using the spool."""
         if self._sending is not None:
             self._sending.cancel()
 
@@ -352,13 +359,13 @@ class Settlements:
 
     async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
         if self._is_leaving:
-            raise Unavailable("this gateway is leaving")
+            raise Unavailable("this gateway is stopping")
         # A separate call: a batch from the spool must not delay settlements that clients wait for.
         answers = await self._accounting.settle(batch)
-        self._is_away = False
+        self._ledger_is_unavailable = False
         for settlement, answer in zip(batch, answers, strict=True):
-            refused = settlement.request_id in self._refused
-            self._refused.discard(settlement.request_id)
+            refused = settlement.request_id in self._unserved
+            self._unserved.discard(settlement.request_id)
             settled = answer if isinstance(answer, Settled) else None
             self._limiter.release(release_of(settlement, settled, refused=refused))
         return answers
@@ -369,7 +376,7 @@ class Settlements:
 
 
 def release_of(settlement: Settlement, settled: Settled | None, *, refused: bool = False) -> Release:
-    """Builds the ask that ends a request. Without `settled`, the balance is not known to have changed."""
+    """Builds the message that releases a request's hold. Without `settled`, it carries no new balance."""
     return Release(
         request_id=settlement.request_id,
         prompt_tokens=settlement.prompt_tokens,

@@ -1,7 +1,7 @@
 """Handles requests that tokenize: identifies the key, reads the body, and asks a replica.
 
-They are free of charge: nothing is held or settled. Each key and each account has a rate for them, and an account has
-few at a time, because they take the places of other calls at the replicas.
+These requests are free: nothing is held or settled. Because they delay other calls at the replicas, keys and accounts
+have rate limits for them, and an account may run only MAX_AT_ONCE of them at a time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from serve_app.gateway.web import BodyReader, ClientGone, Sender, Share, error_r
 
 logger = logging.getLogger("ray.serve")
 
-PER_QUERY: Final = 10  # tokenizing requests that a key may send in place of one query
-BYTES_OF_A_REQUEST: Final = 16 * 1024  # each further piece of a body counts as one more request
+PER_QUERY: Final = 10  # the rate limit of a key, as a multiple of `queries_per_minute`
+BYTES_OF_A_REQUEST: Final = 16 * 1024  # a body counts as one more request for each multiple of this size
 MAX_AT_ONCE: Final = 4  # requests of one account
-ANSWER_S: Final = 60.0
+ANSWER_S: Final = 60.0  # maximum time to wait for the replica
 
 
 class TokenLimits:
@@ -49,7 +49,7 @@ class TokenLimits:
 
     @contextlib.contextmanager
     def place(self, account_id: str) -> Iterator[None]:
-        """Takes one of an account's places. Raises ApiError (429) if there is none."""
+        """Counts a running request of the account. Raises ApiError (429) if MAX_AT_ONCE are running."""
         if self._running[account_id] >= MAX_AT_ONCE:
             message = (
                 f"At most {MAX_AT_ONCE} requests that count or convert tokens may run at once. Wait for one to end."
@@ -102,17 +102,17 @@ class TokenEndpoint:
         settings = self._services.settings
         caller = self._authenticator.caller(request)
         reader = BodyReader(request, settings.max_body_bytes, settings.body_timeout_s)
-        of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
-        identity = await self._identify(caller, reader, of_one)
+        sender_max = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
+        identity = await self._identify(caller, reader, sender_max)
         request.state.identified = True
-        catalogue = self._services.catalogue  # kept: an operator may remove the model while the request runs
+        catalogue = self._services.catalogue  # one for the whole request: an operator may remove the model meanwhile
         if not catalogue.is_known:
             raise restarting()
         rates = self._limits.rates
         rates.per_minute = PER_QUERY * settings.queries_per_minute
         rates.count(identity)
         with self._limits.place(identity.account_id):
-            with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
+            with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, sender_max) as share:
                 body = await reader.read(share)
                 rates.charge(identity, len(body) // BYTES_OF_A_REQUEST)
                 query = await self._read_query(body, identity, catalogue)
@@ -125,8 +125,8 @@ class TokenEndpoint:
         context_length, _ = catalogue.served[query.model]
         return JSONResponse(self._door.answer(query, answers[0], context_length))
 
-    async def _identify(self, caller: Caller, reader: BodyReader, most: int) -> Identity:
-        """Identifies the key. The body of a key that is not known yet is read meanwhile."""
+    async def _identify(self, caller: Caller, reader: BodyReader, sender_max: int) -> Identity:
+        """Identifies the key. If the key is not confirmed, reads the body meanwhile."""
         if caller.is_confirmed:
             return await caller.identify()
         found: list[Identity] = []
@@ -134,7 +134,7 @@ class TokenEndpoint:
         async def identify() -> None:
             found.append(await caller.identify())
 
-        with Share(self._bodies.unidentified, caller.address, most, most) as share:
+        with Share(self._bodies.unidentified, caller.address, sender_max, sender_max) as share:
             await reader.read_while(identify(), share)
         return found[0]
 

@@ -1,7 +1,8 @@
 """Builds the trace of a request as its gateway saw it: a span for the request, and one for each process it asked.
 
 A trace is kept if the client or the request's digits choose it, or if the request failed or was slow. This is known
-only at the end, so all spans are built then. The replica's own spans (`model/reply_trace.py`) are below `generate`.
+only at the end, so all spans are built then. The spans of the replica (`model/reply_trace.py`) are children of
+`generate`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Tracing:
 
     def begin_call(self, record: RequestRecord) -> TraceCall:
         """Returns the trace's part of the call to the replica."""
-        record.call_span_id = record.call_span_id or secrets.token_hex(8)  # a second call, with a larger hold, keeps it
+        record.call_span_id = record.call_span_id or secrets.token_hex(8)  # a repeated call keeps the id
         is_chosen = self._is_chosen(record)
         return TraceCall(record.trace.trace_id, record.call_span_id, 0.0 if is_chosen else self._slow_s())
 

@@ -32,12 +32,12 @@ logger = logging.getLogger("ray.serve")
 BODY_TIMEOUT_S: Final = 30.0
 GRACE_S: Final = 5.0
 MIN_RATE: Final = 2048  # bytes per second of a body
-LISTEN_S: Final = 0.1  # to read the part of a late body that arrived while this process was busy
+LISTEN_S: Final = 0.1  # time to read the part of a late body that arrived while this process was busy
 SMALL_BODY: Final = 64 * 1024  # bytes
 MAX_BODIES_PER_KEY: Final = 256  # incomplete ones
 MAX_BODIES: Final = 1600  # incomplete ones, in total: Serve accepts 2,000 requests, health probes included
-MOMENT_S: Final = 1.0
-LATE_S: Final = 1.0
+MOMENT_S: Final = 1.0  # a sender whose oldest body is incomplete for longer than this is slow
+LATE_S: Final = 1.0  # time to identify a key whose body has an error: a wrong key is reported first
 STALLED_S: Final = 120.0  # a client that reads nothing for this time counts as disconnected
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -99,7 +99,7 @@ def _methods(request: Request) -> set[str]:
 
 
 class DoorRoute(Route):
-    """Takes every method at its path: `/responses/input_tokens` is never the id of a stored response."""
+    """Matches every method at its path. Otherwise `GET /responses/input_tokens` would look up a stored response."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -107,9 +107,9 @@ class DoorRoute(Route):
 
 
 class RequestContext:
-    """Middleware: sets the request id on every response, and turns a stray exception into the API's 500.
+    """Middleware: sets the request id on every response, and turns an unexpected exception into the API's 500.
 
-    With `tag_responses` false only web sockets get the id here, because the server sets it on all other responses.
+    Without `tag_responses`, only web sockets get the id here, because the server sets it on all other responses.
     """
 
     def __init__(self, app: ASGIApp, tag_responses: bool = True) -> None:
@@ -130,7 +130,7 @@ class RequestContext:
             starts = message["type"] in ("http.response.start", "websocket.http.response.start")
             started = started or starts
             if starts and message["status"] >= 400 and not scope["state"].get("identified") and _has_body(scope):
-                # An unidentified sender's body is not processed, and the connection can't be reused before its end.
+                # An unidentified sender's body is not processed. The connection could be reused only after its end.
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             if starts and scope["path"] in MESSAGES_PATHS:
                 message["headers"] = [*message["headers"], (b"request-id", request_id.encode("latin-1"))]
@@ -164,8 +164,9 @@ def _has_body(scope: Scope) -> bool:
 class Bodies:
     """The bodies that are being read and parsed now, limited by sender and in total.
 
-    A client can exhaust neither memory nor request slots: only its own requests are refused. The first SMALL_BODY bytes
-    of each body do not count. A request of ordinary size is therefore never refused because of other bodies' bytes.
+    A single client can exhaust neither memory nor request slots: only its own requests are refused. The first
+    SMALL_BODY bytes of each body do not count. A request of ordinary size is therefore never refused because of other
+    bodies' bytes.
     """
 
     def __init__(self) -> None:
@@ -179,10 +180,10 @@ class Bodies:
 
     def begin(self, share: Share) -> None:
         mine = self._shares.setdefault(share.sender, [])
-        # In a burst of requests, most bodies are incomplete for a moment.
+        # In a burst of requests, most bodies are incomplete for a moment: until then, four times as many are allowed.
         is_slow = bool(mine) and share.began - mine[0].began > MOMENT_S
         if len(mine) >= MAX_BODIES_PER_KEY * (1 if is_slow else 4):
-            raise errors.too_many_bodies("Too many bodies of yours are incomplete. Finish them first.")
+            raise errors.too_many_bodies("Too many of your request bodies are incomplete. Finish sending them first.")
         if self.count >= MAX_BODIES:
             raise errors.overloaded("Too many bodies are incomplete. Try again.", retry_after_s=1)
         mine.append(share)
@@ -198,7 +199,10 @@ class Bodies:
 
 
 class Share:
-    """One body's part of `bodies`, from `with` to its end. `most` is the maximum bytes of all bodies."""
+    """One body's part of `bodies`, for the duration of a `with` block.
+
+    `most` is the maximum bytes of all bodies, `most_of_sender` of one sender's bodies.
+    """
 
     def __init__(self, bodies: Bodies, sender: str, most: int, most_of_sender: int) -> None:
         self.sender = sender
@@ -225,7 +229,8 @@ class Share:
             return
         bodies = self._bodies
         if sum(share.size for share in bodies.of_sender(self.sender)) + more > self._most_of_sender:
-            raise errors.too_many_bodies("Too many large bodies of yours are being read. Send them one after another.")
+            message = "Too many of your large request bodies are being read. Send them one after another."
+            raise errors.too_many_bodies(message)
         if bodies.size + more > self._most:
             raise errors.overloaded("Too many large bodies are being read. Try again.", retry_after_s=1)
         self.size += more
@@ -236,8 +241,7 @@ class BodyReader:
     """Reads the body of one request, and refuses it as soon as it is known to be too long, compressed or too slow.
 
     The server reads and ignores the rest of a refused body, so the client sees the refusal. A body is too slow when it
-    is not complete after `timeout_s` seconds. It is also too slow after GRACE_S and a second for each MIN_RATE bytes
-    received.
+    is not complete after `timeout_s` seconds, or after GRACE_S plus one second for each MIN_RATE bytes received.
     """
 
     def __init__(self, request: Request, most: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
@@ -249,7 +253,7 @@ class BodyReader:
         self._has_more = True
 
     async def read(self, share: Share | None = None) -> bytes:
-        """Returns the whole body. After a cancellation, call it again to continue where it stopped.
+        """Returns the whole body. A call that was cancelled can be repeated, and continues where the first stopped.
 
         Raises:
             ApiError: 400 when it is too long or compressed, 408 when it is too slow, 429 and 503 from `share`.
@@ -269,14 +273,14 @@ class BodyReader:
                         limit.reschedule(late_since)
         except TimeoutError:
             try:
-                # This process was busy and read nothing: the client gets that time again.
+                # This process may have been busy and read nothing, so the client gets that time again.
                 async with asyncio.timeout(LISTEN_S + loop.time() - late_since):
                     while self._has_more:
                         await self._receive(share)
             except TimeoutError:
                 raise errors.body_timeout(self._allowed_s()) from None
         if share is not None:
-            share.grow(len(self._body))  # includes what was read earlier, for another share
+            share.grow(len(self._body))  # includes the bytes that were read earlier for another share
         return bytes(self._body)
 
     async def _receive(self, share: Share | None) -> None:
@@ -291,10 +295,10 @@ class BodyReader:
             share.grow(len(self._body))
 
     async def read_while(self, work: Coroutine[Any, Any, Any], share: Share) -> None:
-        """Reads until `work` is done. Raises a fault of the body only when `work` has none, or takes long.
+        """Reads the body until `work` is done. Serve buffers what a client sends, so a body must not be left unread.
 
-        Serve receives all data as soon as a client sends it, so a body must not be left unread. Raises ClientGone as
-        soon as the client hangs up.
+        An error of the body is raised only if `work` is not done LATE_S later. Otherwise the next `read` raises it.
+        Raises ClientGone as soon as the client hangs up.
         """
         working, reading = asyncio.ensure_future(work), asyncio.ensure_future(self._read_and_watch(share))
         try:
@@ -333,15 +337,15 @@ class BodyReader:
 class Sender:
     """Sends one response and knows whether it has begun. Raises ClientGone when the client stops reading.
 
-    One timer watches the whole response, because a timeout for each message would cost more than its sending. `close`
-    ends it.
+    One timer watches the whole response, because a timeout for each message would cost more than sending the message.
+    `close` ends the timer.
     """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
         self._loop = asyncio.get_running_loop()
-        self._since: float | None = None  # when the message that is being sent began
+        self._since: float | None = None  # start of the message that is being sent
         self._sending: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_stalled = False
@@ -349,7 +353,7 @@ class Sender:
     async def send_message(self, message: Any) -> None:
         self.started = True
         if self._timer is None:
-            self._timer = self._loop.call_later(STALLED_S, self._look)
+            self._timer = self._loop.call_later(STALLED_S, self._check_stall)
         self._since, self._sending = self._loop.time(), asyncio.current_task(self._loop)
         try:
             await self._send(message)
@@ -362,12 +366,12 @@ class Sender:
         finally:
             self._since = None
 
-    def _look(self) -> None:
+    def _check_stall(self) -> None:
         self._timer = None
         if self._since is None:
-            return  # the next message starts it again
+            return  # the next message starts the timer again
         if (left_s := self._since + STALLED_S - self._loop.time()) > 0:
-            self._timer = self._loop.call_later(left_s, self._look)
+            self._timer = self._loop.call_later(left_s, self._check_stall)
         elif self._sending is not None:
             self._is_stalled = True
             self._sending.cancel()
@@ -397,7 +401,7 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
-                task.exception()  # there is no client left to send it to
+                task.exception()  # marks it as retrieved: there is no client to send it to
             raise ClientGone
         await task
     finally:

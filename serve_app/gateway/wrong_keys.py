@@ -1,9 +1,10 @@
 """Decides when a key that the limiter does not know is looked up, and how its sender is answered.
 
 Every well-formed key is looked up, whatever other senders at its address have sent. A valid key is therefore never
-refused because of other clients: where no proxy records addresses, many clients share one. Look-ups cannot be used up,
-because one query to the ledger answers for all keys that wait. An address that has sent too many wrong keys has its
-next unknown keys looked up at the next beat, all in one query. So it cannot choose the number of queries.
+refused because of other clients. This matters where no proxy records addresses and many clients share one. Wrong keys
+cannot exhaust the look-ups, because one query to the ledger answers for all keys that wait. After too many wrong keys
+from an address, its unknown keys are looked up at the next beat, all in one query. So the address cannot raise the
+number of queries.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, Final
 from serve_app.contracts.rates import Bucket
 
 FREE: Final = 20  # wrong keys per address and minute that are answered with 401
-BEAT_S: Final = 0.02
-WRONG_FOR_S: Final = 60.0  # time during which a key unknown to the ledger is not looked up again
+BEAT_S: Final = 0.02  # maximum delay of a look-up for an address that has sent too many wrong keys
+WRONG_FOR_S: Final = 60.0  # time during which a key that the ledger does not know is not looked up again
 MAX_ADDRESSES: Final = 10_000
 MAX_KEYS: Final = 20_000  # per kind, about 4 MB
 _ROUNDING: Final = 1e-6  # in keys
@@ -26,12 +27,12 @@ class Verdict(Enum):
     """The handling of a key that is not known."""
 
     LOOK_UP = auto()  # look the key up, and report the result with `looked_up`
-    LOOK_UP_AT_BEAT = auto()  # the same, together with all others of the next BEAT_S
+    LOOK_UP_AT_BEAT = auto()  # look the key up at the next beat, and report the result with `looked_up`
     WRONG = auto()  # it was looked up recently
 
 
 class WrongKeys:
-    """One gateway's memory of wrong keys. It is bounded, and forgets the least recently used first. Does no I/O.
+    """One gateway's bounded memory of wrong keys, which drops the least recently used first. Does no I/O.
 
     `clock` returns seconds and never runs backwards.
     """
@@ -43,26 +44,26 @@ class WrongKeys:
         self._most_addresses = most_addresses
         self._most_keys = most_keys
         self._addresses: dict[str, Bucket] = {}  # by address: wrong keys, which drain at `FREE` a minute
-        self.right_keys: dict[str, None] = {}  # by digest, as `_wrong`
-        self._wrong: dict[str, float] = {}  # until when the key is taken for wrong
+        self.right_keys: dict[str, None] = {}  # by digest
+        self._wrong: dict[str, float] = {}  # by digest: time until which the key counts as wrong
 
     def verdict(self, address: str, digest: str) -> Verdict:
         """Returns how to handle a key that the limiter does not know."""
         if self._wrong.get(digest, 0.0) > self._clock():
             return Verdict.WRONG
-        # The limiter forgets valid keys in a restart. That must not cost their owners anything.
+        # A limiter that restarts forgets valid keys. Their owners must not be slowed down by that.
         if digest in self.right_keys or self._room(address) > 0:
             return Verdict.LOOK_UP
         return Verdict.LOOK_UP_AT_BEAT
 
     def looked_up(self, digest: str, wrong: bool) -> None:
-        """Records the result of a look-up: the key is wrong, or it is valid or could not be looked up."""
+        """Records the result of a look-up. `wrong` is False for a valid key and after a failed look-up."""
         if wrong:
             self.right_keys.pop(digest, None)
             _remember_bounded(self._wrong, digest, self._clock() + WRONG_FOR_S, self._most_keys)
 
     def right(self, digest: str) -> None:
-        """Remembers a key that let a request in. It is looked up at once whenever the limiter has forgotten it."""
+        """Remembers a valid key. If the limiter has forgotten it, it is looked up at once."""
         _remember_bounded(self.right_keys, digest, None, self._most_keys)
 
     def count(self, address: str) -> float:
@@ -94,7 +95,7 @@ class WrongKeys:
 
 
 def _remember_bounded(table: dict[str, Any], key: str, value: Any, most: int) -> None:
-    """Puts `key` at the end, and drops entries from the front down to `most`."""
+    """Puts `key` at the end. Drops entries from the front while there are more than `most`."""
     table.pop(key, None)
     table[key] = value
     while len(table) > most:

@@ -29,7 +29,7 @@ class LimitBucket(Bucket):
 
 
 def tightest(buckets: Sequence[LimitBucket], now: float) -> Window:
-    """Returns the window for the headers, of the bucket that refuses first. At equal room the smallest counts."""
+    """Returns the window of the bucket with the least room, for the headers. If equal, the lower limit counts."""
     tightest = buckets[0].state(now)
     for bucket in buckets[1:]:
         tightest = min(tightest, bucket.state(now))
@@ -65,22 +65,25 @@ class Account:
     - settled, and contained in the balance known here.
 
     So its charge is taken from `free` at least once: `free <= committed balance - charges still to come`. Deposits and
-    settlements that are not known here yet only make `free` too small. Two things are not covered. When an operator
-    lowers a balance, this is known only once the snapshot arrives. And a hold whose lease has expired is no longer
-    held. Within the lease, one of three things must happen to the request of a dead gateway. It is settled, it is
-    certain that it never will be, or another gateway takes over the hold together with the spool.
+    settlements that are not known here yet only make `free` too small.
 
-    Why this stays true with grants that expire. The balance contains what is left of them (`expiring`) until the ledger
-    removes the rest, long after the expiry. A request may be paid from a grant that had not expired when the request
-    began, and each charge uses the grant that expires soonest. So the part of an expired rest that exceeds the holds
-    opened before the expiry cannot be used (`expired`). A grant that an earlier hold may use is usable for every hold
-    before that one. Pairing rests with holds in the order of expiry therefore pairs as much as any other order.
+    Two things are not covered. When an operator lowers a balance, this is known here only once the snapshot arrives.
+    And a hold is freed when its lease expires. Before that, one of three things must happen to the request of a dead
+    gateway: it is settled, it is certain that it never will be, or another gateway takes over the hold together with
+    the spool.
 
-    A settlement brings a balance without the grants in it, so `expiring` may be older than `balance`. It then shows
-    rests as they were before charges. They are too large, so too much is taken off `free`, which is safe. The only
-    grant missing from it is one that was added and expired between two reads of the ledger's changes. `expiring` does
-    not stay old: every settlement also reaches the limiter as a change of the account, with a version that is already
-    known. A snapshot of an equal version replaces everything but the balance, which is the same at that version.
+    Why this stays true with grants that expire. The balance contains the unspent rest of each grant (`expiring`) until
+    the ledger removes it, long after the expiry. A request may be paid from a grant that had not expired when the
+    request began, and each charge uses the grant that expires soonest. So an expired rest can only be used by the holds
+    opened before the expiry. The part that exceeds these holds cannot be used at all (`expired`). A grant that is
+    usable for one hold is also usable for every earlier hold. So assigning rests to holds in the order of expiry
+    assigns as much as any other order.
+
+    A settlement reports the balance, but not the grants in it. So `expiring` may be older than `balance`, and show
+    rests from before some charges. Such rests are too large, so too much is subtracted from `free`, which is safe. The
+    only grant missing from `expiring` is one that was added and expired between two reads of the ledger's changes.
+    `expiring` does not stay old: every settlement also reaches the limiter as a change of the account, with a version
+    that is already known. A snapshot of an equal version replaces everything but the balance, which is the same.
     """
 
     account_id: str
@@ -113,7 +116,7 @@ class Account:
             self._recharge_announced(now)
 
     def _recharge_announced(self, now: float) -> None:
-        """Charges the holds that came before the first snapshot again, at the account's own limits."""
+        """Charges the holds that were announced before the first snapshot again, now at the account's own limits."""
         for bucket in self.tokens:
             bucket.tat = -inf
         for hold in self.holds.values():
@@ -132,8 +135,8 @@ class Account:
     def update_balance(self, balance: int, version: int) -> None:
         """Takes over the balance after a settlement, unless a newer one is known.
 
-        While the balance is unknown, only the version is kept. Only `apply` brings whether the account is active, and a
-        look-up that was read before this settlement must be ignored as old.
+        While the balance is unknown, this keeps only the version: a look-up that was read before this settlement must
+        be ignored as old. Whether the account is active is known only from `apply`.
         """
         if version > self.version:
             self.version = version
@@ -142,7 +145,7 @@ class Account:
 
     @property
     def free(self) -> int:
-        """Nano-units that no hold claims; negative when an operator took away what was already held."""
+        """Nano-units that are not held. Negative if an operator has lowered the balance below the holds."""
         return (self.balance or 0) - self.held
 
     def expired(self, at: float) -> int:
@@ -166,7 +169,7 @@ class Account:
         return self.free - self.expired(at)
 
     def is_drained(self, now: float) -> bool:
-        """Returns whether nothing of it counts any more: no request is open, and its rates have drained."""
+        """Returns whether the account can be dropped: no request is open, and its rate buckets have drained."""
         return not self.holds and not any(bucket.reset_s(now) for bucket in (*self.requests, *self.tokens))
 
     def open(self, hold: Hold) -> None:
@@ -201,17 +204,17 @@ class Account:
 class Key:
     """A key as last applied, its open requests, and the rate buckets that they are charged to.
 
-    Why a budget is never overspent. As with balances (see Account), a hold is removed only in the step that brings what
-    the key has spent, as of its settlement or later. Anything older is ignored. So each charge is taken from `left` at
-    least once. A charge counts in the period in which its request ends, and requests can run past the end of a period.
-    So the holds of all open requests are taken from the budget of the current period. A charge then fits into the next
-    period as well as into the one in which it was admitted.
+    Why a budget is never overspent. As with balances (see Account), a hold is removed only in the step that updates
+    what the key has spent, as of the hold's settlement or later. Older figures are ignored. So each charge is taken
+    from `left` at least once. A charge counts in the period in which its request ends, and requests can run past the
+    end of a period. So the holds of all open requests are taken from the budget of the current period. A charge then
+    fits into the next period as well as into the one in which it was admitted.
 
     Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because a gateway may still let a request
-    end in it. What the ledger reports as spent in the next period counts already. From then on it does not report the
-    period that ends here. So its last figure for that period keeps counting, and every hold that is removed counts as
-    spent in full (`freed`). Where there is no such figure, what is left is unknown until the period has ended here, too
-    (`unsure_s`).
+    end in it. Meanwhile the ledger may already report what was spent in the next period. This counts at once, but the
+    ledger then no longer reports the period that is ending here. So the last figure for the ending period keeps
+    counting, and every hold that is removed counts as spent in full (`freed`). Without such a figure, what is left is
+    unknown until the period has ended here, too (`unsure_s`).
     """
 
     account: Account
@@ -222,13 +225,13 @@ class Key:
     open: int = 0  # requests
     requests: tuple[LimitBucket, ...] = ()  # the account's, then the key's
     tokens: tuple[LimitBucket, ...] = ()
-    own_tokens: tuple[LimitBucket, ...] = ()  # those of the key's token limits
-    mean_output: float | None = None  # as Account's; kept only if the key has a token limit
+    own_tokens: tuple[LimitBucket, ...] = ()  # buckets of the key's own token limits
+    mean_output: float | None = None  # as for Account; updated only if the key has a token limit
     spent: int = 0  # nano-units in `spent_period`, as of the account's version `spent_version`
     spent_period: str = ""
     spent_version: int = -1
     _ending: tuple[int, str] = (0, "")  # the last figure for the period before `spent_period`
-    _period: Period | None = None  # the last one asked for
+    _period: Period | None = None  # the last result of `period`
 
     def __post_init__(self) -> None:
         self.requests, self.tokens = self.account.requests, self.account.tokens
@@ -273,7 +276,7 @@ class Key:
                         hold.tokens.append(Charge(bucket, now, hold.tokens_charged))
 
     def update_spent(self, spent: int, period: str, version: int) -> None:
-        """Takes over what a settlement reports as spent, unless something newer is known."""
+        """Takes over the spent amount that a settlement reports, unless a newer one is known."""
         if version > self.spent_version:
             self._spend(spent, period, version)
 
@@ -284,7 +287,7 @@ class Key:
         self.spent, self.spent_period, self.spent_version = spent, period, version
 
     def period(self, at: float) -> Period:
-        """Returns the budget's period at the Unix time `at`, on a clock that is late by CLOCK_SKEW_S."""
+        """Returns the budget's period at the Unix time `at`. Each period begins and ends CLOCK_SKEW_S late."""
         assert self.snapshot is not None
         at -= CLOCK_SKEW_S
         period = self._period
@@ -293,7 +296,7 @@ class Key:
         return period
 
     def left(self, at: float) -> int:
-        """Returns the nano-units of the budget that nothing claims at the Unix time `at`; can be negative.
+        """Returns the nano-units of the budget that are neither spent nor held at the Unix time `at`; can be negative.
 
         Only for a key with a budget.
         """
@@ -309,29 +312,29 @@ class Key:
         if self.spent_period <= period.name or self._ending[1] == period.name:
             return 0.0
         left_s = period.ends - (at - CLOCK_SKEW_S)
-        # A ledger that is further ahead than the clock skew is taken as right: otherwise this would last for hours.
+        # If the ledger is ahead by more than the clock skew, its clock is trusted. Otherwise this would last for hours.
         return left_s if left_s <= 2 * CLOCK_SKEW_S else 0.0
 
     def freed(self, amount: int, at: float) -> None:
-        """Counts a hold removed at the Unix time `at` as spent in full if the ledger no longer reports the period."""
+        """Counts a hold that was removed at the Unix time `at` as spent, if the ledger no longer reports its period."""
         name = self.period(at).name
         if self.spent_period > name == self._ending[1]:
             self._ending = self._ending[0] + amount, name
 
     def is_drained(self, now: float) -> bool:
-        """Returns whether nothing of it counts any more: no request is open, and the key's rates have drained."""
+        """Returns whether the key can be dropped: no request is open, and its own rate buckets have drained."""
         return not self.open and not any(
             bucket.of_key and bucket.reset_s(now) for bucket in (*self.requests, *self.tokens)
         )
 
 
 class Registry:
-    """Accounts by id and keys by digest. Entries that are idle for long are forgotten, and looked up again.
+    """Accounts by id and keys by digest. Entries that are idle for long are dropped; the next request looks them up.
 
-    `_idle` holds the keys without open requests and the accounts without keys, the longest idle first. The start and
-    end of a request, and every snapshot or settlement, move them to the end or out. So what was learnt of them stays
-    known for as long as idle entries do. A look-up that was read before and arrives later is recognised as old,
-    provided that look-ups do not take longer than that.
+    `_idle` holds the keys without open requests and the accounts without keys, the longest idle first. A key with an
+    open request is not in it. The end of a request, a snapshot or a settlement puts an entry at the end. So the last
+    known version of an entry is kept at least for the idle time. A look-up that returns an older version is recognised
+    as old, provided that look-ups do not take longer than that.
     """
 
     def __init__(self, default: Contract) -> None:
@@ -347,7 +350,7 @@ class Registry:
             account.limit(contract)
 
     def account_or_new(self, account_id: str, now: float) -> Account:
-        """Returns the account, or a new one of which nothing is known."""
+        """Returns the account, or a new one without a snapshot."""
         account = self.accounts.get(account_id)
         if account is None:
             account = self.accounts[account_id] = Account(account_id, self.default)
@@ -355,7 +358,7 @@ class Registry:
         return account
 
     def key_or_new(self, account: Account, key_id: str, now: float) -> Key:
-        """Returns the account's key, or a new one of which nothing is known."""
+        """Returns the account's key, or a new one without a snapshot."""
         key = account.keys.get(key_id)
         if key is None:
             key = account.keys[key_id] = Key(account, key_id)
@@ -364,12 +367,12 @@ class Registry:
         return key
 
     def touch(self, owner: Key | Account, now: float) -> None:
-        """Restarts the idle time of an idle key or account, because something was learnt of it."""
+        """Restarts the idle time of an idle key or account, because its state was updated."""
         if self._idle.pop(owner, None) is not None:
             self._idle[owner] = now
 
     def apply(self, snapshot: AccountSnapshot | KeySnapshot, now: float) -> None:
-        """Takes over what the ledger committed. Ignores anything older than the known state."""
+        """Takes over a committed state. Ignores it if it is older than the known one."""
         account = self.account_or_new(snapshot.account_id, now)
         if isinstance(snapshot, AccountSnapshot):
             account.apply(snapshot, self.default, now)
@@ -393,8 +396,8 @@ class Registry:
     def forget_idle(self, idle_s: float, most: int, now: float) -> int:
         """Forgets keys and accounts that have been idle for `idle_s` seconds. Returns the number forgotten.
 
-        Looks at no more than `most` of them, and at none that is not idle. Those that have not drained yet stay for
-        another round.
+        Checks at most `most` of them, the longest idle first. Entries whose buckets have not drained stay for a later
+        round.
         """
         forgotten = 0
         for owner, since in list(islice(self._idle.items(), most)):

@@ -1,4 +1,4 @@
-"""Decides which requests may run, over key, balance, budget, concurrency and rates, and corrects the decisions.
+"""Decides which requests may run, by key, balance, budget, concurrency and rates, and corrects the decisions later.
 
 A decision is all or nothing.
 """
@@ -42,8 +42,8 @@ from serve_app.limiter.live import Gateways, backend_loads, busiest
 from serve_app.limiter.pressure import Tuning
 from serve_app.limiter.shares import Shares
 
-POSTED: Final = "posted"  # holder of the holds that are known from the ledger
-AWAIT_LEASE_S: Final = 0.3  # until a gateway asks again
+POSTED: Final = "posted"  # holder of the holds that are known only from the ledger
+AWAIT_LEASE_S: Final = 0.3  # a gateway asks again after this time, if this limiter has no lease
 
 
 class Admission:
@@ -54,7 +54,7 @@ class Admission:
     requests, tokens; account and key each), 429 (the account's share of a backend under pressure), 503 (no capacity).
 
     `clock` returns seconds of a clock that never runs backwards. `wall` returns Unix time, by which keys and grants
-    expire and budgets renew. `rng` spreads the times to wait. A hold lives for `lease_s` unless it is renewed.
+    expire and budgets renew. `rng` adds jitter to waits. A hold expires after `lease_s` unless it is renewed.
 
     For the first `recovery_s` after the start, `admit` returns `Recovering`. Meanwhile gateways announce the holds that
     this limiter does not know. `recovery_s` must be longer than the gateways' heartbeat, or 0 where no gateway can have
@@ -111,11 +111,11 @@ class Admission:
         return key is not None and key.is_known
 
     def knows_account(self, account_id: str) -> bool:
-        """Returns whether the account is known here, so that its changes and its keys' must be applied."""
+        """Returns whether the account is known here. Changes of it and of its keys must then be applied."""
         return account_id in self._accounts
 
     def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
-        """Returns the owner of an active key of an active account, or 401 or 403. Admits nothing."""
+        """Returns the owner of an active key of an active account, or a refusal (401 or 403). Admits nothing."""
         key = self._authenticate("", ask.key_digest, ask.address)
         if not isinstance(key, Key):
             return key
@@ -162,9 +162,9 @@ class Admission:
     def adjust(self, ask: Adjust) -> Grant | Refusal | UnknownKey | Recovering:
         """Replaces the estimated prompt by the counted one: new hold, new output budget, corrected token buckets.
 
-        If the prompt and one token of output cost too much, it returns 402 and undoes the admission. A request that is
-        not open here gets 503, or `Recovering` while it may still be announced. For an announced request, it is unknown
-        what the account can pay until account and key are known: UnknownKey.
+        If the prompt and one token of output cost too much, returns 402 and undoes the admission. A request that is not
+        open here gets 503, or `Recovering` while it may still be announced. Returns UnknownKey for an announced request
+        until its account and key are known, because their balance and budget are needed.
         """
         now = self._clock()
         if now >= self.admits_until:
@@ -201,7 +201,7 @@ class Admission:
         return hold.grant
 
     def release(self, end: Release) -> None:
-        """Ends a request. Repeating it is harmless. It applies newer figures even if the hold no longer exists."""
+        """Ends a request. Repeating it is harmless. Applies newer figures even if the hold no longer exists."""
         hold = self._open_holds.get(end.request_id)
         now = self._clock()
         # Freeing the hold and taking over the figures must be one step: Account and Key explain why.
@@ -224,17 +224,17 @@ class Admission:
             return
         counted = end.prompt_tokens + end.completion_tokens
         if not counted and isinstance(hold.terms, Admit):
-            counted = hold.terms.prompt_tokens  # it ended before its prompt was counted: the estimate stands
+            counted = hold.terms.prompt_tokens  # the request ended before its prompt was counted: the estimate stands
         hold.recharge_tokens(now, counted)
         if end.completion_tokens:
             learn_output(hold.key, end.completion_tokens)
         self._close(hold, now)
 
     def _update(self, end: Release, now: float) -> None:
-        """Applies the balance and the key's spending, although the hold no longer exists.
+        """Applies the balance and the key's spending after the hold has been removed.
 
-        This includes accounts and keys that are not known here. A look-up that was read before this settlement is then
-        recognised as old.
+        Also stores their versions for accounts and keys that are not known here. A look-up that was read before this
+        settlement is then recognised as old.
         """
         if end.account_id is None or end.balance is None or end.version is None:
             return
@@ -247,15 +247,15 @@ class Admission:
             self._registry.touch(key, now)
 
     def renew(self, beat: Renew) -> tuple[str, ...]:
-        """Renews leases. Returns the requests that are not open here; the gateway announces them again."""
+        """Renews the leases of a gateway's holds. Returns the requests that the gateway must announce again."""
         self._gateways.heard(beat)
         return self._open_holds.renew(beat.holder, beat.request_ids, self._clock())
 
     def announce(self, open_hold: OpenHold, holder: str) -> None:
         """Takes in a hold that was granted before this limiter started, or whose lease has expired.
 
-        The request already runs. So the hold counts at once, whatever the limits, even while account and key are not
-        known yet. For a hold that is open here, only the lease is renewed and moved to `holder`.
+        The request already runs. So the hold counts at once, even above the limits and before account and key are
+        known. For a hold that is open here, only renews the lease and moves it to `holder`.
         """
         now = self._clock()
         known = self._open_holds.get(open_hold.request_id)
@@ -273,14 +273,14 @@ class Admission:
     def expire(self) -> list[str]:
         """Frees the holds whose lease has expired. Returns their requests.
 
-        It is unknown what the requests used, so their charge on the token buckets stays until it drains.
+        Their charges on the token buckets stay until they drain, because it is unknown what the requests used.
         """
         now = self._clock()
         expired = self._open_holds.expired(now)
         lost = [hold for hold in expired if hold.holder != POSTED]
         for hold in expired:
             if hold.holder == POSTED:
-                self._open_holds.lease(hold, now)  # it stays until the ledger no longer posts it
+                self._open_holds.lease(hold, now)  # stays until it is no longer posted in the ledger
         for hold in lost:
             self._close(hold, now)
         return [hold.request_id for hold in lost]
@@ -292,7 +292,7 @@ class Admission:
     def take_posted(self, holds: Sequence[OpenHold]) -> list[str]:
         """Takes in all holds posted in the ledger. Returns the requests that are no longer posted, for `drop_posted`.
 
-        A hold that a gateway of this limiter keeps alive stays with that gateway.
+        If a gateway of this limiter keeps a hold alive, that gateway stays its holder.
         """
         now = self._clock()
         posted = {hold.request_id for hold in holds}
@@ -312,11 +312,11 @@ class Admission:
                 self._close(hold, self._clock())
 
     def apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
-        """Takes over what the ledger committed. Ignores anything older than the known state."""
+        """Takes over a committed state. Ignores it if it is older than the known one."""
         self._registry.apply(snapshot, self._clock())
 
     def report(self, report: PressureReport) -> Heard:
-        """Takes in a replica's load. Returns the number of shards, and the demand that the backend's load refused."""
+        """Takes in a replica's load. Returns the number of shards, and the demand refused because of the load."""
         now = self._clock()
         self.shares.report(report, now)
         return Heard(self.shares.shards, self.shares.refused_per_s(report.backend, now))
@@ -324,9 +324,9 @@ class Admission:
     def forget_idle(self, idle_s: float, most: int) -> int:
         """Drops keys, and accounts without keys, that have been idle for `idle_s` seconds. Returns the number dropped.
 
-        The next request looks them up again. What still counts stays: open holds, and rates that have not drained.
-        `idle_s` must be longer than any look-up may take. Call it often, because it looks at no more than `most` keys
-        and accounts.
+        The next request looks them up again. Keys and accounts stay while they have open holds, or rates that have not
+        drained. `idle_s` must be longer than any look-up may take. Call it often, because a call checks at most `most`
+        keys and accounts.
         """
         return self._registry.forget_idle(idle_s, most, self._clock())
 
@@ -340,7 +340,7 @@ class Admission:
         return AccountStatus(account_id, account.held, len(account.holds), account.contract, pressed)
 
     def live(self, ask: Live) -> LiveReport:
-        """Returns the current activity. Takes time in proportion to the open requests, and changes nothing."""
+        """Returns the current activity. Takes time in proportion to the number of open requests. Changes nothing."""
         now = self._clock()
         return LiveReport(
             self.admits,
@@ -406,7 +406,7 @@ class Admission:
         )
 
     def _tokens(self, key: Key, backend: str, now: float) -> Window:
-        """Returns the tokens per minute for the headers: by contract, or what pressure leaves of it."""
+        """Returns the tokens per minute for the headers: the contract's limit, or the lower one under pressure."""
         account = key.account
         return self.shares.window(backend, account.account_id, account.contract, tightest(key.tokens, now), now)
 

@@ -1,4 +1,4 @@
-"""Checks what a key, its account and their limits allow a request. Every check comes before any change."""
+"""Checks whether a key, its account and their limits allow a request. Changes nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_limits(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Of
     budget = output_budget(free, ask.prompt_tokens, ask.max_tokens, ask.prompt_price, ask.output_price)
     tentative = budget < 1
     if tentative:
-        # An estimate is no reason to refuse. A request that seems too expensive holds all credit until it is counted.
+        # An estimate must not refuse a request. One that seems too expensive holds all credit until it is counted.
         budget = ask.max_tokens
     hold = free if tentative else ask.prompt_tokens * ask.prompt_price + budget * ask.output_price
 
@@ -68,7 +68,7 @@ def check_limits(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Of
 
 
 def _longest_wait(buckets: Sequence[LimitBucket], units: int, now: float) -> LimitBucket | None:
-    """Returns the bucket in which the units fit last; None when they fit into all buckets now."""
+    """Returns the bucket with the longest wait until the units fit; None when they fit into all buckets now."""
     longest, longest_s = None, 0.0
     for bucket in buckets:
         wait_s = bucket.wait_s(now, units)
@@ -78,7 +78,7 @@ def _longest_wait(buckets: Sequence[LimitBucket], units: int, now: float) -> Lim
 
 
 def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: int, output_price: int) -> int:
-    """Returns how many output tokens, up to `asked`, `available` nano-units pay for after the prompt; below 1: none."""
+    """Returns how many output tokens `available` nano-units pay for after the prompt, at most `asked`."""
     left = available - prompt_tokens * prompt_price
     if left < 0:
         return 0
@@ -88,14 +88,14 @@ def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: 
 def token_charge(prompt_tokens: int, budget: int, key: Key) -> int:
     """Returns the tokens to charge before the output is known.
 
-    Charging the whole output budget would refuse requests that would have fitted.
+    Charging the whole output budget would refuse requests that the limits could have allowed.
     """
     expected = ceil(_expected_output(key))
     return prompt_tokens + (budget if budget < expected else expected)
 
 
 def learn_output(key: Key, completion_tokens: int) -> None:
-    """Moves the mean outputs of the key and its account towards one reply's tokens."""
+    """Updates the mean outputs of the key and its account with one reply's tokens."""
     if key.own_tokens:
         mean = _expected_output(key)
         key.mean_output = mean + _MEAN_WEIGHT * (completion_tokens - mean)
@@ -108,7 +108,7 @@ def _expected_output(key: Key) -> float:
     mean = key.mean_output if key.own_tokens else key.account.mean_output
     if mean is not None:
         return mean
-    # A modest guess, which alone never fills a small limit.
+    # A low guess, so that one request never fills a small limit.
     return min((_expected_output_of(key.account), *(bucket.limit / 2 for bucket in key.own_tokens)))
 
 

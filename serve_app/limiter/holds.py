@@ -28,7 +28,7 @@ class Charge:
     def recharge(self, now: float, units: int) -> None:
         """Changes the charge to `units`, up (even into debt) or down.
 
-        An increase counts as if it had been known at the start, so the charge drains correspondingly later.
+        An increase counts as if it had been known at the start: the charge drains later.
         """
         if units > self.units:
             more_s, _ = self.bucket.charge(now, units - self.units)
@@ -90,7 +90,7 @@ class Hold:
 
 
 class OpenHolds:
-    """Open holds by request, oldest lease first. A hold whose lease is not renewed in time is lost.
+    """Open holds by request, the oldest lease first. A hold whose lease is not renewed in time expires.
 
     All leases have the same length. So a dict in the order of the last renewal is also in the order of expiry. Finding
     the expired holds takes time in proportion to their number.

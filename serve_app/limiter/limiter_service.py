@@ -1,4 +1,4 @@
-"""The limiter's process without Ray: admission over accounts and keys, which it looks up in the ledger and follows."""
+"""The limiter's process without Ray: admission, with accounts and keys that it reads from the ledger."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ from serve_app.limiter.tenure import Tenure
 
 logger = logging.getLogger("ray.serve")
 
-POLL_S = 0.25  # maximum delay of a revocation or a top-up
+POLL_S = 0.25  # between two reads of the ledger's changes: the maximum delay of a revocation or a top-up
 CALL_TIMEOUT_S = 5.0  # per call to the ledger
 FEED_TIMEOUT_S = 2.5  # per read of the feed: a lost answer must not make keys stale
-LOOKUP_WAIT_S = 0.5  # maximum delay that an unknown key causes to asks of the same list
-EXPIRE_S = 1.0
-STALLED_S = 3.0  # if two rounds of EXPIRE_S are this far apart, the process was paused and renewals wait unread
+LOOKUP_WAIT_S = 0.5  # maximum time by which the look-up of an unknown key delays a list of messages
+EXPIRE_S = 1.0  # between two checks for expired leases
+STALLED_S = 3.0  # if two of these checks are this far apart, the process was paused and renewals wait unread
 STUCK_S = 30.0  # a task without a turn for this time is stuck; turns take a few seconds at most
 LEASE_RETRY_S = 0.5
 MAX_WAIT_S = 10.0  # maximum time between two renewals
-DEMAND_S = 2.5  # window of the demand
+DEMAND_S = 2.5  # window of `demand`
 ASKED_AGAIN_S = 30.0  # time during which a gateway may ask again for one request
 MAX_ASKED = 50_000
-UNREAD_S = 3.0  # time to read renewals that wait: nothing expires meanwhile
-IDLE_S = 600.0  # keys and accounts without a request for this time are forgotten; far above CALL_TIMEOUT_S
-MAX_FORGOTTEN = 2000  # in one round of EXPIRE_S
-MAX_LOOKUPS = 4000  # keys looked up at a time; asks with more unknown keys must be repeated
+UNREAD_S = 3.0  # after a pause, time to read the renewals that wait, before any hold expires
+IDLE_S = 600.0  # keys and accounts without a request for this time are dropped; far above CALL_TIMEOUT_S
+MAX_FORGOTTEN = 2000  # keys and accounts to check in one round
+MAX_LOOKUPS = 4000  # keys looked up at a time; the gateway must repeat messages with further unknown keys
 KEYS_PER_QUERY = 1000
 FROM_NOW = 2**62  # above every version, so the answer has only the ledger's current version
 
 
 class LimiterService:
-    """Answers gateways. All its state is soft: balances come from the ledger, open holds from the gateways.
+    """Answers gateways. Stores nothing durably: balances come from the ledger, open holds from the gateways.
 
-    Each complete read of the feed of changes confirms every key and account that is known here. Without one for
-    `staleness_s`, a revocation may have been missed. Keys then get 503 until a read succeeds.
+    Each complete read of the ledger's changes confirms every key and account that is known here. If no read succeeds
+    for `staleness_s`, a revocation may have been missed. All keys then get 503 until a read succeeds.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class LimiterService:
         self._clock = clock
         self._metrics = metrics
         self._staleness_s = staleness_s
-        self._confirmed_at = -inf  # what is known of keys and accounts is at least as new
+        self._confirmed_at = -inf  # the keys and accounts known here are at least as new as the ledger at this time
         self.tenure: Tenure | None = None  # None: no other limiter can ever decide for the same accounts
         self._asked: dict[str, float] = {}  # request to admit -> when it first arrived
         self._version: int | None = None
         self._rng = Random()
         self._tidied_at = self._followed_at = self._held_at = clock()
-        self._spared_until = 0.0
+        self._expires_nothing_until = 0.0  # on `clock`; see UNREAD_S
         self._lookups: dict[str, asyncio.Future[bool]] = {}
-        # One query at a time, for all unknown keys. Keys that clients make up then cost the ledger no more queries than
-        # it can answer, and a valid key waits for two queries at most.
+        # One query at a time, for all unknown keys. So invalid keys cannot overload the ledger with queries, and a
+        # valid key waits for two queries at most.
         self._queries: Coalescer[str, bool] = Coalescer(self._find, timeout_s=CALL_TIMEOUT_S, most=KEYS_PER_QUERY)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,13 +107,13 @@ class LimiterService:
         return self._clock() - self._confirmed_at
 
     def start(self) -> None:
-        """Starts to hold the lease, to follow the ledger, to drop expired leases and to forget idle accounts."""
+        """Starts the tasks that hold the lease, follow the ledger, expire holds and drop idle accounts."""
         self._tasks = [detached(self._follow_forever()), detached(self._expire_forever())]
         if self.tenure is not None:
             self._tasks.append(detached(self._hold_forever(self.tenure)))
 
     async def stop(self) -> None:
-        """Stops these tasks and releases the lease, so a successor can begin at once."""
+        """Stops the tasks of `start` and releases the lease, so that a successor can begin at once."""
         if self.tenure is not None:
             try:
                 await self.tenure.end()
@@ -141,10 +141,10 @@ class LimiterService:
         return sum(1 for _ in takewhile(lambda at: at > now - DEMAND_S, reversed(self._asked.values())))
 
     async def ask(self, asks: Sequence[Ask]) -> list[Any]:
-        """Returns one answer for each ask, in order. The asks take effect in order, too.
+        """Returns one answer for each message, in order. The messages take effect in order, too.
 
-        Unknown keys are looked up before the first ask takes effect. Otherwise a request that is admitted and released
-        in one list would be admitted last. While the ledger does not answer, only asks with unknown keys wait.
+        Unknown keys are looked up before the first message takes effect. Otherwise a list that admits and releases a
+        request could release it first. A list without unknown keys never waits for the ledger.
         """
         unknown = [
             ask.key_digest
@@ -155,9 +155,9 @@ class LimiterService:
         return [self._answer(ask, looked_up) for ask in asks]
 
     async def _look_up(self, digests: list[str]) -> dict[str, bool]:
-        """Returns whether the ledger knows each key, leaving out keys without an answer in time."""
+        """Returns whether the ledger knows each key. Leaves out keys without an answer in time."""
         if self._version is None:
-            # The revocation of a key that is looked up before this limiter follows the ledger would be missed.
+            # Without a known version of the ledger, this limiter could miss the revocation of a key after its look-up.
             return {}
         for digest in digests:
             if digest not in self._lookups and len(self._lookups) < MAX_LOOKUPS:
@@ -180,7 +180,7 @@ class LimiterService:
         try:
             found = await self._accounting.run(FindKeys(tuple(digests)))
         except Exception as error:
-            logger.warning("%d keys could not be looked up: %s: %s", len(digests), type(error).__name__, error)
+            logger.warning("could not look up %d keys: %s: %s", len(digests), type(error).__name__, error)
             raise
         for key, account in found.values():
             self.admission.apply(account)
@@ -191,7 +191,7 @@ class LimiterService:
         try:
             answer = self._decide(ask)
         except Exception:
-            # A fault in one ask must not fail the others in its list.
+            # An error in one message must not fail the others in its list.
             logger.exception("the limiter failed on %s", type(ask).__name__)
             message = "The service failed to admit this request. Try again."
             return Refusal(getattr(ask, "request_id", ""), 503, "overloaded", message, 1.0)
@@ -253,9 +253,9 @@ class LimiterService:
         return changes.more
 
     def _apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
-        """Applies a change where it is needed: most accounts of a large service are not known here.
+        """Applies a change of an account that is known here. Most accounts of a large service are not.
 
-        The answer of a look-up in progress may be older than the change, so every change is applied meanwhile. Look-ups
+        During look-ups, applies every change, because the answer of a look-up may be older than the change. Look-ups
         that start later read newer states.
         """
         if self._lookups or self.admission.knows_account(snapshot.account_id):
@@ -282,12 +282,12 @@ class LimiterService:
             await asyncio.sleep(min(wait_s, MAX_WAIT_S))
 
     def tidy(self) -> None:
-        """Drops holds whose lease has expired, and some of the keys and accounts that have been idle for IDLE_S."""
+        """Drops the holds whose lease has expired, and keys and accounts that have been idle for IDLE_S."""
         now = self._clock()
         if now - self._tidied_at > STALLED_S:
-            self._spared_until = now + UNREAD_S
+            self._expires_nothing_until = now + UNREAD_S
         self._tidied_at = now
-        if now >= self._spared_until:
+        if now >= self._expires_nothing_until:
             for request_id in self.admission.expire():
                 self._count_expired()
                 logger.warning("hold of %s expired: its gateway sends no heartbeats", request_id)
@@ -318,9 +318,9 @@ class LimiterService:
                 self.tidy()
                 self._report()
             except Exception:
-                logger.exception("leases could not be expired, or idle accounts not forgotten")
+                logger.exception("could not drop expired holds, drop idle accounts or report metrics")
 
 
 def _looks_up(ask: Any) -> TypeGuard[Admit | Identify | Adjust]:
-    """Returns whether an unknown key is looked up for this ask."""
+    """Returns whether an unknown key in this message is looked up."""
     return isinstance(ask, Adjust) or (isinstance(ask, Admit | Identify) and ask.look_up)

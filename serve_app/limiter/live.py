@@ -1,4 +1,4 @@
-"""Builds live views of the limiter from its current state, on request."""
+"""Builds the live view of the limiter from its current state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Gateways:
 
 
 def backend_loads(shares: Shares, now: float) -> tuple[BackendLoad, ...]:
-    """Returns the load of each backend that has ever reported. A silent backend has no replicas."""
+    """Returns the load of each backend that has ever reported. A backend that no longer reports has 0 replicas."""
     for backend in shares.backends.values():
         backend.catch_up(now)
     loads = []
@@ -57,7 +57,7 @@ def backend_loads(shares: Shares, now: float) -> tuple[BackendLoad, ...]:
 
 
 def busiest(holds: Iterable[Hold], shares: Shares, top: int, now: float) -> tuple[BusyAccount, ...]:
-    """Returns the accounts with the most open requests. Of equal ones, those with the most money held come first."""
+    """Returns the accounts with the most open requests. If equal, the larger held amount comes first."""
     # Starts from the holds: a limiter knows many idle accounts.
     backends: dict[Account, set[str]] = {}
     for hold in holds:
@@ -68,12 +68,12 @@ def busiest(holds: Iterable[Hold], shares: Shares, top: int, now: float) -> tupl
 
 def _busy(account: Account, backends: Iterable[str], shares: Shares, now: float) -> BusyAccount:
     contract = account.contract
-    least = min(shares.rate(name, contract, now) for name in backends)
+    lowest_rate = min(shares.rate(name, contract, now) for name in backends)
     return BusyAccount(
         account.account_id,
         account.snapshot.name if account.snapshot is not None else "",
         len(account.holds),
         account.held,
         tightest(account.tokens, now),
-        min(1.0, least / (contract.tpm / 60.0)),
+        min(1.0, lowest_rate / (contract.tpm / 60.0)),
     )

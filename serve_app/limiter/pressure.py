@@ -1,4 +1,4 @@
-"""Controls how much work a backend admits, by a level that rises while nothing waits and falls while something does."""
+"""Controls how much work a backend admits, by a level that rises while no request waits and falls while some wait."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from serve_app.contracts.limiting import PressureReport
 from serve_app.contracts.limits import Contract
 
 _STEP_S: Final = 0.25  # minimum time between two moves of the level, however many replicas report
-_RATE_S: Final = 5.0  # time constant of a replica's measured rate, which counts after this time with work
-_MAX_PRESSURE: Final = 2.0  # in targets: more pressure above the target makes no difference
-_ACCELERATION_S: Final = 5.0  # without pressure for this time the level rises twice as fast, for twice the time thrice
-_ONSET: Final = 0.3  # share of the capacity for an account of the default weight, when pressure begins
-_QUIET: Final = 0.1  # pressure below which nothing counts as waiting
+_RATE_S: Final = 5.0  # time constant of a replica's measured rate, and the time with work before a rate is used
+_MAX_PRESSURE: Final = 2.0  # maximum excess of the pressure over its target that counts, in units of the target
+_ACCELERATION_S: Final = 5.0  # for each such time without pressure, the level rises faster by the initial speed
+_ONSET: Final = 0.3  # when pressure begins, share of the capacity that an account of the default weight gets
+_QUIET: Final = 0.1  # a lower pressure counts as none
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
-_MIN_SHARE: Final = 1e-5  # share of the capacity, for an account of the default weight
-_FREE: Final = 100.0  # times the capacity: an account of a hundredth of the default weight then has all of it
+_MIN_SHARE: Final = 1e-5  # minimum share of the capacity for an account of the default weight
+_FREE: Final = 100.0  # limits end at this multiple of the capacity: enough for a hundredth of the default weight
 
 
 Share = Annotated[float, Gt(0), Le(1)]
@@ -53,21 +53,22 @@ class Tuning:
 class Controller:
     """The level of one backend: tokens per second for each unit of weight. Infinity while nothing waits.
 
-    An account's share is its weight times the level. So capacity is divided by weight among the accounts that want more
-    than they get. Capacity that the other accounts leave is lent out, and the controller need not know these accounts.
-    The level rises until the queue shows that it is enough (max-min fairness by one price for all; Kelly, Maulloo, Tan
-    1998).
+    An account's share is its weight times the level. So the accounts that want more than they get divide the capacity
+    by weight. They also get the capacity that other accounts do not use, because the level rises until requests wait.
+    The controller need not know the accounts. (This is max-min fairness by one price for all; Kelly, Maulloo, Tan
+    1998.)
 
-    The signal is `pressure`: the queueing delay in units of its target. 1 is right. The level reacts in two ways, like
-    the PIE queue (RFC 8033). The slow reaction is a base that grows or shrinks by `gain` per second and unit of
+    The signal is `pressure`: the queueing delay in units of its target. 1 is the target. The level reacts in two ways,
+    like the PIE queue (RFC 8033). The slow reaction is a base that grows or shrinks by `gain` per second and unit of
     pressure. The immediate reaction is a factor of exp(`damping`) per unit, which ends with the queue. Without that
     factor, base and queue would oscillate forever, because each is the sum over time of the other. Increase is limited
     to one unit, decrease to two.
 
-    Only reports and time go in. So limiter shards that get the same reports reach the same level without communication.
-    A shard that started later, or missed some reports, comes closer by a factor e in 100 s: the base is also drawn
-    towards the level at which one account of the default weight gets all. (Additive increase has that effect, too, but
-    its step would have to depend on the number of accounts.)
+    The level depends only on reports and time. So limiter shards that get the same reports reach the same level without
+    communication. The difference of a shard that started later, or missed some reports, shrinks by a factor e in 100 s.
+    The reason is that the base is also drawn towards the level at which one account of the default weight gets the
+    whole capacity. (Additive increase has that effect, too, but its step would have to depend on the number of
+    accounts.)
 
     All times come from one clock that never runs backwards.
     """
@@ -76,13 +77,13 @@ class Controller:
         self.tuning = tuning
         self.default = default  # gives the level its scale while no rate is known
         self.level = inf
-        self.epoch = 0  # number of times that the level became finite or infinite
+        self.epoch = 0  # number of changes between a finite and an infinite level
         self.granted = 0.0  # the sum of level × seconds in this epoch: tokens that a unit of weight could have had
         self.restricts = False  # whether the level is finite
         self.moved_at = now  # time of the level's last update
         # From the last reports. Stored, because every admission reads them.
         self.replicas = 0  # replicas that report
-        self.queue_age_s = 0.0  # wait of the oldest request, the lower median of the replicas
+        self.queue_age_s = 0.0  # time that the oldest request has waited: the lower median of the replicas
         self.waiting = 0  # requests on all replicas
         self.queued_prefill = 0  # tokens of prompts that wait or are being computed, on all replicas
         self.capacity = 0.0  # measured tokens per second of all replicas together; 0: not known yet
@@ -109,10 +110,9 @@ class Controller:
 
     @property
     def pressure(self) -> float:
-        """The queueing delay over its target, at least 0: the lower median of the replicas.
+        """The queueing delay divided by its target, at least 0: the lower median of the replicas.
 
-        One slow replica must not throttle what the others could serve. A request that finds a replica without a queue
-        need not wait.
+        The median is used so that one slow replica does not throttle work that the others could serve.
         """
         return _lower_median(replica.pressure(self.tuning) for replica in self._replicas.values())
 
@@ -138,11 +138,11 @@ class Controller:
         self.waiting = sum(replica.waiting for replica in replicas)
         self.queued_prefill = sum(replica.queued_prefill for replica in replicas)
         known = [replica.capacity for replica in replicas if replica.capacity > 0]
-        # A replica that was never busy counts as the mean of the others.
+        # A replica that was never busy is assumed to have the mean capacity of the others.
         self.capacity = sum(known) / len(known) * len(replicas) if known else 0.0
 
     def move(self, now: float) -> None:
-        """Moves the level by the last reports, and forgets replicas that are silent."""
+        """Updates the level from the last reports, and drops replicas that no longer report."""
         dt = now - self.moved_at
         if dt <= 0:
             return
@@ -163,7 +163,7 @@ class Controller:
             self._base = _ONSET * scale
             self.epoch += 1
             self.granted = 0.0
-        error = max(-_MAX_PRESSURE, min(1.0, 1.0 - pressure))  # above 0: there is room
+        error = max(-_MAX_PRESSURE, min(1.0, 1.0 - pressure))  # above 0: the backend can take more work
         speed = tuning.gain * (1.0 + self._quiet_s / _ACCELERATION_S)
         share = log(self._base / scale)
         share += error * speed * dt
@@ -188,30 +188,31 @@ class _Replica:
 
     def __init__(self, report: PressureReport, now: float) -> None:
         self.rate = 0.0  # tokens per second, over the last seconds
-        self._seen = 0.0  # the highest rate; it falls only while work waits
+        self._highest_rate = 0.0  # falls only while work waits
         self._was_busy = False
-        self._at_work = 0.0  # the rate over the last seconds with work
+        self._rate_with_work = 0.0  # the rate over the last seconds with work
         self._worked_s = 0.0
         self._keep(report, now)
 
     @property
     def capacity(self) -> float:
-        """Tokens per second that the replica can process; 0 until it was seen at work for long enough.
+        """Tokens per second that the replica can process; 0 until it was busy for long enough.
 
         The rate of a single stream does not count, because a replica can do far more. Otherwise one long prompt would
         seem to delay all others for minutes.
         """
-        return max(self._seen, self._at_work) if self._worked_s >= _RATE_S else 0.0
+        return max(self._highest_rate, self._rate_with_work) if self._worked_s >= _RATE_S else 0.0
 
     def update(self, report: PressureReport, now: float) -> None:
         dt = now - self.reported_at
         if dt > 0:
             done = report.tokens_done - self._tokens_done
-            if done >= 0:  # otherwise it restarted under its old name
+            if done >= 0:  # otherwise the replica has restarted under its old name
                 self._measure(done / dt, dt, waited=self.waiting > 0 and report.waiting > 0)
                 if self._was_busy and _has_work(report):
                     self._worked_s += dt
-                    self._at_work += max(dt / self._worked_s, 1.0 - exp(-dt / _RATE_S)) * (done / dt - self._at_work)
+                    newest = max(dt / self._worked_s, 1.0 - exp(-dt / _RATE_S))
+                    self._rate_with_work += newest * (done / dt - self._rate_with_work)
         self._keep(report, now)
 
     def pressure(self, tuning: Tuning) -> float:
@@ -225,11 +226,11 @@ class _Replica:
     def _measure(self, rate: float, dt: float, waited: bool) -> None:
         newest = 1.0 - exp(-dt / _RATE_S)
         self.rate += newest * (rate - self.rate)
-        if self.rate > self._seen:
-            self._seen = self.rate
+        if self.rate > self._highest_rate:
+            self._highest_rate = self.rate
         elif waited:
             # A low rate shows low capacity only while work waits.
-            self._seen += newest * (self.rate - self._seen)
+            self._highest_rate += newest * (self.rate - self._highest_rate)
 
     def _keep(self, report: PressureReport, now: float) -> None:
         self.reported_at = now
@@ -243,7 +244,7 @@ class _Replica:
 
 
 def _has_work(report: PressureReport) -> bool:
-    """Returns whether there is more than running generation: requests that wait, or prompts to compute."""
+    """Returns whether requests wait or prompts are being computed. Running generation alone does not count."""
     return report.waiting > 0 or report.queued_prefill_tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""Names processes, so that another process on the same machine can tell that they have ended."""
+"""Names processes, so that another process on the same machine can determine whether they have ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def process_name() -> str:
 
 
 def has_ended(name: str) -> bool:
-    """Returns whether the process has certainly ended. False for another machine or container: it is unknown."""
+    """Returns whether the process has certainly ended. False for another machine or container, where it is unknown."""
     try:
         machine, pid, start, _ = name.rsplit(" ", 3)
         if not machine or machine != _machine():
@@ -31,7 +31,7 @@ def has_ended(name: str) -> bool:
 
 
 def _machine() -> str:
-    """Returns the boot of this machine and the namespace of its process ids; "" if they cannot be read."""
+    """Returns the ids of this machine's boot and of the namespace of its process ids; "" if they cannot be read."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -40,7 +40,7 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """Returns when a process started, in kernel ticks; "ended" if it only waits to be reaped, "" if unknown."""
+    """Returns the start time of a process in kernel ticks; "ended" for a zombie process, "" if it is unknown."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "ended" if state in "ZX" else fields[18]

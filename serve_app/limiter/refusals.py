@@ -16,7 +16,7 @@ from serve_app.limiter.shares import NoCapacity, OverShare
 def retry_after(wait_s: float, rng: Random) -> float:
     """Returns the wait with up to a tenth of jitter; 0 to 60 s.
 
-    The jitter keeps clients that were refused together from returning together.
+    The jitter prevents that clients which were refused together return together.
     """
     if wait_s >= MAX_RETRY_AFTER_S:
         return MAX_RETRY_AFTER_S * (1 - 0.1 * rng.random())
@@ -40,13 +40,13 @@ def suspended(request_id: str) -> Refusal:
 def address_not_allowed(request_id: str, key: Key, seen: Address | None) -> Refusal:
     if seen is None:
         message = (
-            "This API key may be used from some addresses alone, and the service can't tell from which address this "
-            "request comes. Use another key, or ask the operator of this service to set `trusted_proxies`."
+            "This API key may be used from certain addresses only, and the service cannot determine the address of "
+            "this request. Use another key, or ask the operator of this service to set `trusted_proxies`."
         )
     else:
         message = (
             f"This API key may not be used from the address {seen}. Send the request from an address that the key "
-            "allows, or add this one to them."
+            "allows, or add this address to the addresses of the key."
         )
     return Refusal(
         request_id,
@@ -74,7 +74,7 @@ def in_progress(request_id: str, rng: Random) -> Refusal:
 
 
 def no_balance(request_id: str, key: Key, at: float) -> Refusal:
-    """402: nothing is left, or the rest is held for requests in flight."""
+    """402: no balance is left, or all of it is held for requests in flight."""
     account = key.account
     balance = (account.balance or 0) - account.expired(at)
     if balance <= 0:
@@ -91,9 +91,10 @@ def no_budget(request_id: str, key: Key, at: float) -> Refusal:
     """402: the key has spent its budget, or the rest of it is held for requests in flight."""
     budget = _budget(key, at)
     if key.left(at) + key.held <= 0:
-        message = f"This API key has spent {budget}."
+        message = f"This API key has spent its {budget}."
     else:
-        message = f"All that is left of {budget} is held by {_requests(key.open)} in flight. Wait for them to finish."
+        in_flight = f"{_requests(key.open)} in flight"
+        message = f"The rest of this key's {budget} is held by {in_flight}. Wait for them to finish."
     return Refusal(request_id, 402, "budget_exceeded", f"{message} {_renewal(key, at)}")
 
 
@@ -107,7 +108,8 @@ def too_expensive(
     )
     if of_budget:
         message += (
-            f" is available of {_budget(key, at)}{_held_rest(key.open - 1)}. Shorten the prompt. {_renewal(key, at)}"
+            f" is available of this key's {_budget(key, at)}{_held_rest(key.open - 1)}. Shorten the prompt. "
+            f"{_renewal(key, at)}"
         )
         return Refusal(request_id, 402, "budget_exceeded", message)
     balance, others = key.account.balance or 0, len(key.account.holds) - 1
@@ -118,7 +120,7 @@ def too_expensive(
 def too_many_at_once(
     request_id: str, key: Key, limit: int, running: int, now: float, rng: Random, *, of_key: bool = False
 ) -> Refusal:
-    message = f"Requests at once: the limit{_of(of_key)} is {limit} and {running} are in flight."
+    message = f"Concurrent requests: the limit{_of(of_key)} is {limit} and {running} are in flight."
     message += " Wait for one of them to finish."
     return _limited(request_id, "concurrency", message, key, now, retry_after(1.0, rng))
 
@@ -139,7 +141,7 @@ def over_rate(request_id: str, key: Key, bucket: LimitBucket, units: int, now: f
 def under_pressure(
     request_id: str, key: Key, verdict: OverShare | NoCapacity, tokens: Window, now: float, rng: Random
 ) -> Refusal:
-    """429: the account exceeds what the model's load leaves it. 503: it does not, but there is no capacity."""
+    """429: the account exceeds its share of the loaded model. 503: it does not, but there is no capacity."""
     wait_s = retry_after(verdict.wait_s, rng)
     if isinstance(verdict, NoCapacity):
         message = (
@@ -155,7 +157,7 @@ def under_pressure(
 
 
 def lost(request_id: str, rng: Random) -> Refusal:
-    """503: the admission is not known here, because the limiter has restarted or the lease has expired."""
+    """503: the hold is not known here, because the limiter has restarted or the hold's lease has expired."""
     message = "The admission of this request was lost while the service was restarting. Send the request again."
     return Refusal(request_id, 503, "overloaded", message, retry_after(1.0, rng))
 
@@ -187,7 +189,7 @@ def _held_rest(others: int) -> str:
 def _budget(key: Key, at: float) -> str:
     assert key.snapshot is not None
     budget = format_amount(key.snapshot.budget or 0)
-    return f"its budget of {budget} for the {key.snapshot.budget_period} {key.period(at).name}"
+    return f"budget of {budget} for the {key.snapshot.budget_period} {key.period(at).name}"
 
 
 def _renewal(key: Key, at: float) -> str:

@@ -1,4 +1,4 @@
-"""Measures the demand that pressure has refused on one backend. An autoscaler that sees only running work misses it."""
+"""Measures the demand that pressure has refused on one backend. The load of the replicas does not show this demand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SAME_S: Final = 60.0  # a request of the same account and size within this time 
 
 
 class RefusedDemand:
-    """Counts each refused request once, however often it is retried, and each account for at most what it may use.
+    """Counts each refused request once, however often it is retried, and each account at most up to its contract.
 
-    A retry cannot be recognised with certainty. A request of the same account with the same prompt and output budget
-    counts as a retry. Otherwise a client that retries would look like many. An account counts for at most what its
-    contract gives it. So it cannot start replicas only by repeating refused requests.
+    A retry cannot be recognised with certainty. A request of the same account with the same prompt and output lengths
+    counts as a retry. Otherwise a client that retries would look like many clients. The limit per account prevents
+    that one account starts replicas only by repeating refused requests.
     """
 
     def __init__(self) -> None:

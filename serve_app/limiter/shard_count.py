@@ -1,9 +1,9 @@
-"""Guards the number of limiter shards: with a different number, a gateway would ask a different limiter for an account.
+"""Checks the number of limiter shards: with a different number, a gateway would ask a different limiter for an account.
 
 Each heartbeat carries the number of shards that its gateway is configured with. A gateway whose number differs from the
-limiter's must admit nothing. Such a gateway may have requests open, whose holds are with the limiters of the other
-number. Until these have ended, no gateway may admit anything. So a change of the number lets no balance be spent twice,
-even without stopping the service.
+limiter's must admit nothing. Such a gateway may have open requests, whose holds other limiters know. Until these have
+ended, no gateway may admit anything. So no balance is spent twice, even if the number is changed without stopping the
+service.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serve_app.contracts.limiting import Renew, ShardsDiffer
 
 
 class ShardCount:
-    """One limiter's part of the guard. `clock` returns seconds. Requests of a dead gateway block for `lease_s`."""
+    """One limiter's check. `clock` returns seconds. Requests of a dead gateway block admissions for `lease_s`."""
 
     def __init__(self, shards: int, clock: Callable[[], float], lease_s: float) -> None:
         self._shards = shards

@@ -13,12 +13,12 @@ from serve_app.contracts.limits import Contract
 from serve_app.limiter.pressure import Controller, Tuning
 from serve_app.limiter.refused_demand import RefusedDemand
 
-# Part of the deadline. When the oldest request has waited for this time, the same amount of work may still be queued
-# before it: accounts that were served much wait for those that were served less. And a replica may be lost meanwhile.
+# Part of the deadline that an expected wait may take. The real wait may be longer: an account that was served more than
+# others waits for them, and a replica may be lost meanwhile.
 _MARGIN: Final = 1 / 3
 _MEAN_WEIGHT: Final = 0.02  # weight of the newest request in the mean tokens of a request
 _SLOT_S: Final = 0.5  # admitted work is expected to show in the reports after one to two slots
-_ALWAYS_S: Final = 1.0  # seconds of capacity: work of one account up to this always counts
+_ALWAYS_S: Final = 1.0  # in seconds of capacity: an account's work up to this amount counts in full
 _MIN_RETRY_S: Final = 1.0
 _FORGIVEN_S: Final = 600.0  # an account's meter is dropped after this time without a request
 _SWEEP: Final = 1024  # number of meters at which the search for meters to drop starts
@@ -26,18 +26,18 @@ _SWEEP: Final = 1024  # number of meters at which the search for meters to drop 
 
 @dataclass(frozen=True, slots=True)
 class OverShare:
-    """The account has used its share under the backend's load: 429."""
+    """The account has used its share of a backend under pressure: 429."""
 
     limit: int  # tokens per minute now
-    used: int  # tokens by which it is ahead
+    used: int  # tokens by which the account is ahead of its rate
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class NoCapacity:
-    """The backend has more work than it can do before the deadline; this account is not over its share: 503."""
+    """The account is within its share, but the backend cannot start the request before the deadline: 503."""
 
-    expected_s: float
+    expected_s: float  # expected wait of the request
     wait_s: float
 
 
@@ -45,12 +45,12 @@ class Shares:
     """Meters accounts against the level of each backend. Costs nothing where no backend is under pressure.
 
     Each account has a meter per restricted backend: the tokens by which it is ahead of its rate. Requests of any size
-    are admitted while the meter is below `burst_s` seconds of the rate. After that, the account waits until the meter
-    has drained. So over any longer time it gets its rate, with small requests and with large ones. (A window of a
-    minute, as contracts have it, would let every account send a minute's work at the moment when the pressure begins.)
+    are admitted while the meter is below `burst_s` seconds of the rate. Above that, the account waits until the meter
+    has drained. So over any longer time it gets its rate, with small requests and with large ones. (Contracts use a
+    window of a minute. With such a window, every account could send a minute's work when the pressure begins.)
 
-    `shards` is the number of limiters that divide the accounts. Each expects that the others admit as much as it does
-    between two reports.
+    `shards` is the number of limiters that divide the accounts. Each assumes that between two reports the others admit
+    as much as itself.
     """
 
     def __init__(self, tuning: Tuning, default: Contract, shards: int = 1) -> None:
@@ -60,7 +60,7 @@ class Shares:
         self._default = default
 
     def reconfigure(self, tuning: Tuning, default: Contract) -> None:
-        """Sets the tuning, and the default contract, which gives the level its scale while no capacity is known."""
+        """Sets the tuning and the default contract. That contract scales the level while no capacity is known."""
         self._tuning = tuning
         self._default = default
         for backend in self.backends.values():
@@ -75,15 +75,15 @@ class Shares:
         backend.controller.report(report, now)
 
     def rate(self, name: str, contract: Contract, now: float) -> float:
-        """Returns the tokens per second that an account may use of the backend: its contract, or less under pressure.
+        """Returns the tokens per second that an account may use on the backend.
 
-        Never below `floor` times the contract.
+        This is its contract, or less under pressure, but at least `floor` times the contract.
         """
         backend = self._restricted(name, now)
         return contract.tpm / 60.0 if backend is None else backend.rate(contract)
 
     def check_share(self, name: str, account_id: str, contract: Contract, now: float) -> OverShare | NoCapacity | None:
-        """Returns why a request must not be admitted now; None when it may. Changes nothing that counts."""
+        """Returns the reason why a request must not be admitted now, or None. Charges nothing."""
         backend = self.backends.get(name)
         if backend is None:
             return None
@@ -106,7 +106,7 @@ class Shares:
     def charge_share(
         self, name: str, account_id: str, contract: Contract, tokens: int, now: float
     ) -> ShareCharge | None:
-        """Counts a request that is admitted. Returns None where nothing is restricted."""
+        """Counts an admitted request. Returns its charge, or None if the backend is not restricted."""
         backend = self.backends.get(name)
         if backend is None:
             return None
@@ -122,7 +122,7 @@ class Shares:
     def count_refused(
         self, name: str, account_id: str, contract: Contract, size: tuple[int, int], tokens: int, now: float
     ) -> None:
-        """Counts a request that `check_share` refused as demand. `size` is its prompt and its output budget."""
+        """Adds a request that `check_share` refused to the demand. `size` is its prompt and its output budget."""
         self.backends[name].refused.add(account_id, size, tokens, contract.tpm / 60.0, now)
 
     def refused_per_s(self, name: str, now: float) -> float:
@@ -131,12 +131,12 @@ class Shares:
         return backend.refused.rate(now) if backend is not None else 0.0
 
     def remove_work(self, name: str, account_id: str, tokens: int, since: float, now: float) -> None:
-        """Removes a request that was admitted at `since`, and then refused, from the pending work."""
+        """Removes a request that was admitted at `since` and did not run from the pending work."""
         if (backend := self.backends.get(name)) is not None:
             backend.remove_work(account_id, tokens, since, now)
 
     def window(self, name: str, account_id: str, contract: Contract, tokens: Window, now: float) -> Window:
-        """Returns the token window for the headers: `tokens`, by contract, or the share's where that refuses first."""
+        """Returns the token window for the headers: `tokens` (the contract's), or the share's if it has less room."""
         backend = self._restricted(name, now)
         if backend is None or (rate := backend.rate(contract)) >= contract.tpm / 60.0:
             return tokens
@@ -147,15 +147,15 @@ class Shares:
         return min(share, tokens, key=lambda window: (window.remaining, window.limit))
 
     def pressed(self, contract: Contract, now: float) -> tuple[tuple[str, int], ...]:
-        """Returns the backends that leave an account less than its contract now, with the tokens per minute left."""
+        """Returns the backends on which an account may use less than its contract now, with the tokens per minute."""
         rates = [(name, self.rate(name, contract, now)) for name in sorted(self.backends)]
         return tuple((name, round(rate * 60.0)) for name, rate in rates if rate < contract.tpm / 60.0)
 
     def levels(self, now: float) -> list[tuple[str, float, float]]:
         """Returns each backend's level: name, pressure and share.
 
-        The pressure is the queueing delay over its target. The share, 0 to 1, is what the backend leaves of the default
-        contract.
+        The pressure is the queueing delay divided by its target. The share, 0 to 1, is the part of the default contract
+        that may be used.
         """
         full = self._default.tpm / 60.0
         left = {name: min(1.0, self.rate(name, self._default, now) / full) for name in self.backends}  # catches up
@@ -188,15 +188,15 @@ class ShareCharge:
 
 @dataclass(slots=True)
 class _Meter:
-    """Tokens by which an account is ahead, the time of that figure, and the level's sum then."""
+    """Tokens by which an account is ahead of its rate."""
 
     used: float = 0.0
-    at: float = 0.0
-    granted: float = 0.0
+    at: float = 0.0  # time of `used`
+    granted: float = 0.0  # the controller's `granted` at that time
 
 
 class Backend:
-    """A controller, the meters of its current epoch, and the work admitted since the replicas reported."""
+    """A controller, the meters of its current epoch, and the work admitted since the last reports."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
@@ -210,7 +210,7 @@ class Backend:
         self._recent: tuple[Counter[str], Counter[str]] = Counter(), Counter()
 
     def catch_up(self, now: float) -> None:
-        """Brings the level up to `now` when the replicas are silent. Silence is no pressure, so the level rises."""
+        """Updates the level if no replica reports. Without reports there is no pressure, so the level rises."""
         if now - self.controller.moved_at > self.controller.tuning.silent_s:
             self.controller.move(now)
 
@@ -234,16 +234,18 @@ class Backend:
         meter.granted = self.controller.granted_until(now)
 
     def drained(self, meter: _Meter, contract: Contract, now: float) -> float:
-        """Returns what is left on the meter, by the levels since it was last read and not by the current level."""
-        most = contract.tpm / 60.0 * max(0.0, now - meter.at)
-        share = contract.weight * max(0.0, self.controller.granted_until(now) - meter.granted)
-        return max(0.0, meter.used - min(most, max(share, self.controller.tuning.floor * most)))
+        """Returns the meter's tokens at `now`. It has drained by all levels since it was read, not by the last one."""
+        by_contract = contract.tpm / 60.0 * max(0.0, now - meter.at)
+        by_level = contract.weight * max(0.0, self.controller.granted_until(now) - meter.granted)
+        return max(0.0, meter.used - min(by_contract, max(by_level, self.controller.tuning.floor * by_contract)))
 
     def rate(self, contract: Contract) -> float:
         """Returns the tokens per second that the level leaves an account of this contract."""
-        most = contract.tpm / 60.0
+        by_contract = contract.tpm / 60.0
         level = self.controller.level
-        return most if level == inf else min(most, max(contract.weight * level, self.controller.tuning.floor * most))
+        if level == inf:
+            return by_contract
+        return min(by_contract, max(contract.weight * level, self.controller.tuning.floor * by_contract))
 
     def add_work(self, account_id: str, tokens: int, now: float) -> None:
         """Adds an admitted request to the pending work."""
@@ -268,9 +270,9 @@ class Backend:
     def expected_wait_s(self, account_id: str, now: float, shards: int) -> float:
         """Returns the seconds until a request of the account would start if it were admitted now.
 
-        This is the oldest request's wait, or the time for the work before the new request, whichever is longer. That
-        work is the account's, and the other accounts' work that comes before it in a fair queue. Without a known
-        capacity, only the oldest request's wait counts.
+        This is the longer of two times: the oldest request's wait, and the time for the work before the new request.
+        That work is the account's own, and the part of the other accounts' work that a fair queue serves first. Without
+        a known capacity, only the oldest request's wait counts.
         """
         controller = self.controller
         age_s = controller.queue_age_s

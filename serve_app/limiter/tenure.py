@@ -1,17 +1,17 @@
 """Ensures that one limiter at a time admits for a shard: the holder of the shard's lease in the ledger.
 
-Why two limiters never admit at the same moment. The holder counts its lease from before it sent the renewal that
-succeeded. It looks at its clock at each admission, and this clock continues while the process is stopped. A successor
-waits until the lease was released, until its process has ended, or until the lease was seen unchanged for its whole
-length, which is later on every clock. `accounting/limiter_leases.py` has that side.
+Why two limiters never admit at the same moment. The holder counts its lease from the moment before it sent the
+successful renewal. It checks its clock at each admission, and this clock continues while the process is stopped. A
+successor waits for one of three things: the lease was released, the holder's process has ended, or the lease was seen
+unchanged for its whole length. The last is later on every clock. `accounting/limiter_leases.py` implements this side.
 
-Why a successor knows every open hold. A gateway uses no grant that arrives more than GRANT_TRUST_S after its ask was
-sent. So the last grant of a predecessor is in use at the latest that long after the predecessor's end. From its
+Why a successor knows every open hold. A gateway uses no grant that arrives more than GRANT_TRUST_S after it sent the
+request. So GRANT_TRUST_S after a predecessor's end, its gateways know every grant that they will ever use. From its
 heartbeats a gateway sees that its limiter does not admit. It announces its holds to a new limiter of the same service,
 and posts them in the ledger for a limiter of another service. The successor waits RECOVERY_S, which is longer, reads
 the posted holds and the ledger's changes, and only then admits. A settlement removes the posted hold of its request.
-The lease holder learns of it with the next renewal, and frees the hold after it has read the balance that the
-settlement left.
+The lease holder sees this with the next renewal, and frees the hold after it has read the balance that the settlement
+left.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ logger = logging.getLogger("ray.serve")
 POLL_S: Final = 0.5  # between two attempts to get the lease
 YIELD_S: Final = 3.0  # pause after releasing the lease for another limiter, which polls meanwhile
 CALL_S: Final = 5.0  # timeout per call to the ledger
-RENEWALS: Final = 8  # per duration of a lease
+RENEWALS: Final = 8  # renewals within the length of a lease
 CLOCK_DRIFT: Final = 0.01  # maximum difference in the rate of two clocks, as a fraction
-YIELD_TO: Final = 2  # times this limiter's demand: above it the lease goes to the other limiter
+YIELD_TO: Final = 2  # the lease goes to another limiter whose demand is above this multiple of the holder's demand
 
 
 class Tenure:
     """Gets, renews and releases the lease, and sets until when `service.admission` admits.
 
-    `lasts_s` is how long this limiter goes on admitting after a renewal, while the ledger does not answer.
+    `lasts_s` is the length of the lease: without a further renewal, this limiter stops admitting after that time.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Tenure:
             return POLL_S if self._has_ended else await self._turn()
 
     async def end(self) -> None:
-        """Releases the lease permanently: no turn in progress may take it again. Raises as `_release`."""
+        """Releases the lease permanently: no later turn takes it again. Raises as `_release` does."""
         async with self._turning:
             self._has_ended = True
             await self._release()
@@ -140,7 +140,7 @@ class Tenure:
         admission = self._service.admission
         gone = admission.take_posted([one for one in posted if shard_of(one.account_id, self._shards) == self.shard])
         if gone or not self._is_ready:
-            # Missing holds were settled before this read, so it brings the balances that the settlements left.
+            # Holds that are gone were settled before this read, so it includes the balances that the settlements left.
             while await self._service.follow():
                 pass
             admission.drop_posted(gone)

@@ -1,9 +1,9 @@
-"""The scaling rule: decides how many replicas a backend should have. It is pure.
+"""The scaling rule: decides how many replicas a backend should have. It is a pure function.
 
-The input is signals, time and the rule's last state; the output is a number. The need is counted in replicas and is
-absolute: running work, waiting work, and work that pressure refused. The rule therefore does not request starting
-replicas twice. It scales up at once if work waits or was refused. It scales down only to the highest need of the last
-minutes, so that repeated bursts do not start the same replica again and again.
+Its input is signals, time and its last state; its output is a number. The need is the number of replicas for all
+running work, waiting work, and work that pressure refused. It includes replicas that are starting, so they are not
+requested twice. The rule scales up at once if work waits or was refused. It scales down only to the highest need of the
+last minutes, so that repeated bursts do not start the same replica again and again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from serve_app.scaling.schedule import bounds
 from serve_app.scaling.signals import ReplicaLoad, Signals
 
 LOOK_S: Final = 1.0  # minimum time between two evaluations; Serve calls ten times a second
-OLD_QUEUE: Final = "the queue is old"
-_FULL: Final = 0.9  # share of its slots; at this load, a replica's rate shows its capacity
-_BUSY: Final = 0.25  # share of its slots; at this load, the rate hints at the capacity
+LONG_WAIT: Final = "requests wait too long"
+_FULL: Final = 0.9  # share of a replica's slots; above it, the replica's rate is taken as its capacity
+_BUSY: Final = 0.25  # share of a replica's slots; above it, the capacity is estimated from the rate
 _LEARN_S: Final = 60.0  # time constant for learning the capacity
-_ALMOST: Final = 1e-6
+_ROUNDING: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def decide(settings: ScalingSettings, state: State | None, signals: Signals) -> 
     need = min(need, float(signals.most))
     if signals.held > 0:
         need = max(1.0, need)
-    if demand.urgent == OLD_QUEUE and signals.target <= len(signals.replicas):
-        # The numbers show room but the queue is old: add one replica, then evaluate again.
+    if demand.urgent == LONG_WAIT and signals.target <= len(signals.replicas):
+        # Requests wait too long, although the load shows room: add one replica, then evaluate again.
         need = max(need, len(signals.replicas) + 1.0)
     idle = signals.held <= 0 and all(load is not None and _is_idle(load) for load in signals.replicas)
     highs = (pair for pair in state.highs if now - pair[0] <= settings.down_after_s and pair[1] > need)
@@ -93,20 +93,20 @@ def decide(settings: ScalingSettings, state: State | None, signals: Signals) -> 
     wanted, reason = _wanted(settings, state, need, demand.urgent, signals)
     bounded = max(least, min(most, wanted))
     if bounded != wanted:
-        reason = "the bounds of this hour"
+        reason = "minimum or maximum of this hour"
     return Decision(bounded, reason if bounded != signals.target else "", state, need)
 
 
 def _wanted(settings: ScalingSettings, state: State, need: float, urgent: str, signals: Signals) -> tuple[int, str]:
     now, target = signals.now, signals.target
-    if _whole(need) > target:
-        return _whole(need), urgent or "replicas are full"
+    if _round_up(need) > target:
+        return _round_up(need), urgent or "replicas are full"
     if now - max(state.active_at, state.began_at) >= settings.zero_after_s:
         return 0, "idle"
     if None in signals.replicas or now - state.began_at < settings.down_after_s:
         return target, ""
-    kept = max(1, _whole(state.highs[0][1]))
-    return (kept, "less to do") if kept < target else (target, "")
+    kept = max(1, _round_up(state.highs[0][1]))
+    return (kept, "less demand") if kept < target else (target, "")
 
 
 def _demand(settings: ScalingSettings, signals: Signals, state: State, passed: float) -> _Demand:
@@ -118,21 +118,22 @@ def _demand(settings: ScalingSettings, signals: Signals, state: State, passed: f
     in_use = sum(_share(load, settings, capacity) for load in loads)
     in_use += (sum(load.waiting for load in loads) + signals.held) / slots
     if learned > 0:
-        # A batch grows faster than its throughput: half a batch is more than half of a replica's capacity.
+        # Throughput does not grow in proportion to the batch: a replica with half of its slots in use already does more
+        # than half of its maximum work.
         in_use = max(in_use, sum(load.tokens_per_s for load in loads) / capacity)
     if refused > 0:
         urgent = "refused demand"
     elif signals.held > 0:
         urgent = "requests wait for a replica"
     else:
-        aged = _lower_median([load.queue_age_s for load in loads]) >= settings.queue_age_s
-        urgent = OLD_QUEUE if aged else ""
+        waits_long = _lower_median([load.queue_age_s for load in loads]) >= settings.queue_age_s
+        urgent = LONG_WAIT if waits_long else ""
     unserved = refused / capacity if capacity > 0 else float(refused > 0)
     return _Demand(in_use + unserved, urgent, learned, slots)
 
 
 def _is_idle(load: ReplicaLoad) -> bool:
-    # Ignores the rate, which decays and never reaches 0.
+    # Ignores the token rate, because it decays without reaching 0.
     return not (load.running or load.waiting or load.refused_tokens_per_s)
 
 
@@ -149,7 +150,7 @@ def _learned(capacity: float, rates: list[float], passed: float) -> float:
 
 
 def _guessed(loads: list[ReplicaLoad]) -> float:
-    """Estimates the capacity from the speed of the busier replicas while none was ever full. Errs on the high side."""
+    """Estimates the capacity from the speed of the busy replicas while none was ever full. The estimate is high."""
     busy = [load for load in loads if load.running >= _BUSY * load.slots]
     return sum(load.tokens_per_s for load in busy) / (sum(load.running / load.slots for load in busy) or 1.0)
 
@@ -168,8 +169,8 @@ def _share(load: ReplicaLoad, settings: ScalingSettings, capacity: float) -> flo
     return min(1.0, max(load.running / load.slots, load.kv_used, prompts_s / settings.prefill_s))
 
 
-def _whole(replicas: float) -> int:
-    return ceil(replicas - _ALMOST)
+def _round_up(replicas: float) -> int:
+    return ceil(replicas - _ROUNDING)
 
 
 def _lower_median(values: list[float]) -> float:

@@ -29,10 +29,10 @@ class ScalingSettings(BaseModel):
     prefill_s: Annotated[float, Field(gt=0, le=600)] = 3.0
     """Seconds of queued prompt work with which a replica counts as full."""
     smooth_s: Annotated[float, Field(gt=0, le=600)] = 30.0
-    """Smoothing time of the load, in seconds. Old queues and refused requests take effect immediately."""
+    """Smoothing time of the load, in seconds. Long waits and refused requests take effect immediately."""
     down_after_s: Seconds = 150.0
-    """Seconds for which enough replicas for the highest need are kept. Raise it if bursts return, or if a replica takes
-    minutes to start."""
+    """Window in seconds: enough replicas for the highest need within it are kept. Raise it if bursts return, or if a
+    replica takes minutes to start."""
     zero_after_s: Seconds = 600.0
     """Idle seconds before the last replica stops; only with `min_replicas` 0."""
     schedule: tuple[Hours, ...] = ()

@@ -10,7 +10,7 @@ from typing import Final
 from serve_app.contracts.limiting import PressureReport
 
 QUEUED: Final = "queued_prefill_tokens"
-MIN_QUEUED: Final = 1024  # tokens; fewer are no load
+MIN_QUEUED: Final = 1024  # tokens; fewer count as 0
 RATE_S: Final = 5.0  # time constant of the measured rate
 
 
@@ -18,7 +18,7 @@ RATE_S: Final = 5.0  # time constant of the measured rate
 class ReplicaLoad:
     """The load of one replica at its last report. The field names are the metrics that it records for Serve."""
 
-    slots: float  # maximum number of sequences that it computes together
+    slots: float  # maximum number of sequences that the replica computes together
     running: float = 0.0
     waiting: float = 0.0
     queue_age_s: float = 0.0

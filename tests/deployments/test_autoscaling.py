@@ -97,7 +97,7 @@ def test_a_change_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFixtur
         wanted, state = policy(context([BUSY], 1000.0))
         policy(context([BUSY], 1002.0, target=wanted, state=state))
     assert {record.getMessage() for record in caplog.records} == {
-        "smollm2: 2 replicas instead of 1, for a need of 2.00: the queue is old"
+        "smollm2: 2 replicas instead of 1, for a need of 2.00: requests wait too long"
     }
 
 

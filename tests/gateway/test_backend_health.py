@@ -83,7 +83,7 @@ def test_a_request_that_began_well_and_failed_counts_once(requests: Requests) ->
         requests.health.note(("svc-chat", "new"), f"same{number}", f"a{number % 2}", GOOD)
         requests.health.note(("svc-chat", "new"), f"same{number}", f"a{number % 2}", FAILED)
     [ejection] = requests.health.judge("svc-chat", READY)
-    assert ejection.reason == "of 3 requests in 1 s 3 failed (accounts: 2)"
+    assert ejection.reason == "3 failed, of 3 requests within 1 s (accounts: 2)"
 
 
 def test_one_account_ejects_no_backend_that_serves_others(requests: Requests) -> None:

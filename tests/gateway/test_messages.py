@@ -258,7 +258,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "required"}}, 400, "tool_choice.type must be one of"),
     ({"thinking": {"type": "on"}}, 400, "thinking.type must be one of"),
     ({"mcp_servers": [{"name": "x"}]}, 400, "mcp_servers is not supported"),
-    ({"output_format": {"type": "json_schema"}}, 400, "Send the same as output_config.format"),
+    ({"output_format": {"type": "json_schema"}}, 400, "Send its value in output_config.format"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"pattern": "a" * 20_000}}}}, 400,
      "output_config.format.schema"),
     ({"stream_options": {"resume": True}}, 400, "stream_options is only possible with stream: true"),

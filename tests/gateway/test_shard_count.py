@@ -39,7 +39,7 @@ async def test_a_gateway_with_another_number_of_shards_is_refused_and_logs_why(
         assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert not strange.backends.calls
     assert admits(strange) == 0
-    said = f"a limiter counts {there} limiter_shards and this gateway {counts}"
+    said = f"limiter_shards is {there} in a limiter and {counts} in this gateway"
     told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert len(told) <= counts  # by each limiter once
     assert all(said in line and "with the service stopped" in line for line in told)
@@ -74,7 +74,7 @@ async def test_a_change_of_the_number_under_way_admits_nothing_before_the_old_re
         refused = await Call(world).done()
         assert refused.status == 503
     disagreement = (await ready(new)).json()["error"]["message"]
-    assert "a gateway that counts 1 limiter_shards, not 2, has requests open" in disagreement
+    assert "a gateway with limiter_shards 1 instead of 2 has requests open" in disagreement
 
     # The stream of the old gateway ends normally; a lease later the new gateway admits everything.
     gate.set()

@@ -33,9 +33,9 @@ def test_an_address_in_one_of_the_networks_is_let_in(address: str) -> None:
         ("203.0.113.8", "the address 203.0.113.8."),
         ("::ffff:192.0.2.1", "the address 192.0.2.1."),
         ("2001:db8:1::1", "the address 2001:db8:1::1."),
-        ("", "can't tell"),  # a gateway of an earlier release sends none
-        ("forwarded", "can't tell"),
-        ("10.0.0.1, 11.0.0.1", "can't tell"),
+        ("", "cannot determine"),  # a gateway of an earlier release sends none
+        ("forwarded", "cannot determine"),
+        ("10.0.0.1, 11.0.0.1", "cannot determine"),
     ],
 )
 def test_another_address_gets_403_which_names_it_and_nothing_changes(address: str, says: str) -> None:

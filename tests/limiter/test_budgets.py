@@ -40,7 +40,7 @@ def test_open_requests_count_against_the_budget_so_that_any_number_at_once_stays
     assert sum(holds) <= 900
     refusal = world.refusal("last")
     assert (refusal.status, refusal.code) == (402, "budget_exceeded")
-    assert "All that is left of its budget of 0.000001 for the day 2026-11-21 is held" in refusal.message
+    assert "The rest of this key's budget of 0.000001 for the day 2026-11-21 is held" in refusal.message
 
 
 def test_the_refusal_for_a_spent_budget_names_it_and_when_it_renews() -> None:
