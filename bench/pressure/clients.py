@@ -151,6 +151,6 @@ class Stream:
 
 
 def daily(now: float) -> float:
-    """The crowd's rate over a day: 0.2 at night, and two peaks, the higher one in the afternoon."""
+    """The crowd's rate over a day, relative to its peak: 0.2 at night, and two maxima, the higher in the afternoon."""
     hour = now / 3600.0 % 24.0
     return 0.2 + 0.55 * exp(-(((hour - 10.5) / 2.0) ** 2)) + 0.8 * exp(-(((hour - 16.0) / 2.5) ** 2))

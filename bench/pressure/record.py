@@ -30,7 +30,7 @@ class Window:
     refusals: Counter[str] = field(default_factory=Counter)
     limited: Counter[str] = field(default_factory=Counter)  # SHARE refusals by account
     longest_wait_s: float = 0.0
-    samples: int = 0  # summed in the next fields
+    samples: int = 0  # number of values in the sums below
     multiplier: float = 0.0
     least_multiplier: float = 1.0
     pressure: float = 0.0
