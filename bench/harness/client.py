@@ -100,7 +100,7 @@ async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: f
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    with _quiet():
+    with _without_garbage_collection():
         began, cpu = time.perf_counter(), time.process_time()
 
         def look() -> None:
@@ -123,7 +123,7 @@ async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: f
             await asyncio.wait_for(over.wait(), most_s)
         ended, cpu = time.perf_counter(), time.process_time() - cpu
         timer.cancel()
-        await _cut(tasks)
+        await _cancel_all(tasks)
     for reply in replies:
         if reply.ended_at is not None and reply.ended_at > ended:
             reply.ended_at = None
@@ -134,7 +134,7 @@ async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: f
 async def one(call: Call, most_s: float) -> RawReply:
     """Sends a single request. Cancels it after `most_s`."""
     replies: list[RawReply] = []
-    with contextlib.suppress(TimeoutError), _quiet():
+    with contextlib.suppress(TimeoutError), _without_garbage_collection():
         await asyncio.wait_for(exchange(call, replies), most_s)
     return replies[0]
 
@@ -154,7 +154,7 @@ async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most
     """Starts the streams, lets all of them run for `calm_s`, then sends the intruder and waits for its end."""
     replies: list[RawReply] = []
     until = time.perf_counter() + most_s
-    with _quiet():
+    with _without_garbage_collection():
         tasks = [asyncio.create_task(exchange(call, replies)) for call in streams]
         # Polling every 20 ms costs less than counting pieces as they arrive. Nothing is measured yet.
         while time.perf_counter() < until and not (  # noqa: ASYNC110
@@ -168,7 +168,7 @@ async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(exchange(intruder, others), max(1.0, until - calm_until))
         ended = time.perf_counter()
-        await _cut(tasks)
+        await _cancel_all(tasks)
     return Disturbed(tuple(replies), others[0], calm_from, calm_until, ended)
 
 
@@ -177,7 +177,7 @@ def _failed(reply: RawReply) -> bool:
     return reply.problem is not None or not reply.pieces or not reply.pieces[0][1].startswith(b"HTTP/1.1 200")
 
 
-async def _cut(tasks: list[asyncio.Task[None]] | list[asyncio.Task[RawReply]]) -> None:
+async def _cancel_all(tasks: list[asyncio.Task[None]] | list[asyncio.Task[RawReply]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -185,7 +185,7 @@ async def _cut(tasks: list[asyncio.Task[None]] | list[asyncio.Task[RawReply]]) -
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Disables garbage collection while times are measured."""
     gc.collect()
     gc.disable()
