@@ -1,10 +1,10 @@
 """Simulates an engine that computes prompts in chunks, alone and behind the fair gate, in steps and without a clock.
 
-Run with `python -m bench.fair_gate [--json PATH]`. The same figures come out on any machine.
+Run with `python -m bench.fair_gate [--json PATH]`. The figures are the same on every machine.
 
-The engine works like vLLM: each step computes at most `step_tokens` tokens. Sequences that have begun come first, then
-the waiting ones as long as tokens and slots are left. Whatever an output causes takes effect `delay` steps after the
-step that follows it: by then vLLM has scheduled the steps between.
+The engine works like vLLM: each step computes at most `step_tokens` tokens. Running sequences come first, then waiting
+ones while tokens and slots are left. What the gate releases after an output reaches the engine `delay` steps later than
+the next step, because vLLM has already scheduled the steps in between.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LIGHT_EVERY: Final = 7  # steps between two requests of the light account
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Accounts that always have requests waiting, all alike. Lengths are in tokens."""
+    """Equal accounts that always have requests waiting. Lengths are in tokens."""
 
     prompt: int
-    cached: int  # beginning of the prompt that an earlier prompt of the account had
+    cached: int  # length of the beginning that the prompt shares with an earlier one of the account
     accounts: int
     output: int
     step_tokens: int
-    delay: int  # 1 if vLLM schedules a step after the outputs of the last one, 2 if one step earlier
+    delay: int  # 1 if vLLM schedules a step after the outputs of the step before, 2 if one step earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A request and how far the engine is with it."""
+    """A request and its progress in the engine."""
 
     request: GenerationRequest
     arrived: int  # step
@@ -91,7 +91,7 @@ class Engine:
         self.waiting.sort(key=lambda one: one.priority)  # stable
 
     def step(self) -> list[Job]:
-        """Runs one step and returns the sequences that it gave a token; those with all their tokens have left."""
+        """Runs one step. Returns the sequences that got a token, and removes those that have all their tokens."""
         left = self._step_tokens
         advanced = []
         for sequence in self.running:
@@ -110,7 +110,7 @@ class Engine:
         return [one for one in advanced if one.produced]
 
     def _advance(self, sequence: Job, left: int) -> int:
-        """Computes the next token of a sequence, or its prompt as far as `left` tokens reach. Returns the tokens."""
+        """Computes a sequence's next token, or at most `left` tokens of its prompt. Returns the number of tokens."""
         if sequence.computed == sequence.prompt:
             sequence.produced += 1
             return 1
@@ -147,7 +147,7 @@ class Simulation:
         }
         slots = RUNNING if gate is None else RUNNING + RUNNING // 8
         self._engine = Engine(load.step_tokens, slots, dict.fromkeys(self._tenants, load.cached))
-        self._sent: deque[tuple[int, Job]] = deque()  # to the engine, and the step that may have it
+        self._sent: deque[tuple[int, Job]] = deque()  # on the way to the engine: step of arrival, request
         self._numbers = itertools.count()
         self._waiting: Counter[str] = Counter()  # requests that the engine has not begun, by tenant
         self._live: dict[str, Job] = {}
@@ -170,7 +170,7 @@ class Simulation:
         return Outcome((self._engine.prompt_tokens - before) / steps, (*self._waits, *waiting))
 
     def _remember_shared(self) -> None:
-        """The account's earlier prompt, of which the engine has the beginning."""
+        """Tells the gate about an earlier prompt of each account, whose beginning the engine has cached."""
         for tenant in self._tenants:
             if self._gate is not None and self._load.cached:
                 place = self._gate.add(self._request(tenant, 0), 0.0)
@@ -180,7 +180,7 @@ class Simulation:
 
     def _arrive(self) -> None:
         own = self._load.prompt - self._load.cached
-        backlog = min(192, 16 + 6 * self._load.step_tokens // own)  # more than the steps until the next arrival compute
+        backlog = min(192, 16 + 6 * self._load.step_tokens // own)  # more than is computed until the next arrival
         for tenant in self._tenants:
             while self._waiting[tenant] < backlog // len(self._tenants):
                 request = self._request(tenant, own)
@@ -231,7 +231,7 @@ def simulate(
     has_light: bool = False,
     steps: int = 100,
 ) -> Outcome:
-    """Runs a load for `steps` after as many to warm up. `gate` makes a gate from `step_tokens`; None is without one."""
+    """Runs a load for `steps` steps to warm up and `steps` to measure. `gate` creates a gate from `step_tokens`."""
     return Simulation(load, None if gate is None else gate(load.step_tokens), has_light).run(steps)
 
 
@@ -246,7 +246,7 @@ def loads() -> list[Load]:
 
 
 def figures(load: Load, gate: Callable[[int], Any] | None = fair_gate) -> dict[str, Any]:
-    """Throughput with the gate over without, and the mean and longest wait of a light account in steps."""
+    """Ratio of the throughput with the gate to that without; mean and longest wait of a light account in steps."""
     waits = simulate(load, gate, has_light=True).waits
     return {
         **asdict(load),

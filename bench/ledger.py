@@ -1,7 +1,7 @@
 """Settlements per second: `python -m bench.ledger URL [seconds]` on an empty or scratch ledger database.
 
-Batches of 1, 16 and 64 settled by one thread, then by 1 and 64 clients of an accounting service, for 10 accounts; then
-batches again with a grant that expires on each account and a budget on each key, the most expensive kind of settlement.
+For 10 accounts, one thread settles batches of 1, 16 and 64. Then 1 and 64 clients settle through an accounting service.
+The batches run once more with the most expensive settlements: each account has a grant that expires, each key a budget.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(url: str, seconds: float = 3.0) -> None:
 
 
 async def _clients(ledger: Ledger, settlement: Callable[[], Settlement], seconds: float) -> None:
-    """Clients of an AccountingService, each with one settlement at a time."""
+    """Measures clients of an AccountingService. Each sends one settlement at a time."""
     service = AccountingService(ledger)
     for clients in (1, 64):
         waits: list[float] = []

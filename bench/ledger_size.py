@@ -1,10 +1,13 @@
 """A ledger of millions of requests: `python -m bench.ledger_size URL --requests 1000000` on an empty PostgreSQL.
 
-Measures, in this order: settlements per second on the empty ledger; after filling it; a full check and one from the
-last checkpoint, both while another thread settles; questions about usage; archiving the first month while settling.
-The requests are written by the server itself, as settlements would have left them: the check proves it. They span
-three months that end today. With `--pages` only the console's pages are measured, whole, of an account that has an
-equal part of the requests: `--pages --accounts 1` gives one account all of them.
+Measures in this order:
+- settlements per second on the empty ledger and on the full one,
+- a full check and a check from the last checkpoint, both while another thread settles,
+- queries of usage,
+- archiving the first month while another thread settles.
+SQL statements write the requests as settlements would have done, which the full check verifies. The requests span three
+months that end today. With `--pages`, the full ledger is measured only by the console's pages, for one of the accounts
+that share the requests equally: with `--accounts 1`, it has all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ PAGES = ("", "/usage", "/usage?span=90+days&by=key", "/usage?span=24+hours", "/r
 DAYS = 92
 BATCH = 500_000
 
-# Every 50th failed and cost nothing. `base` is the last entry of the accounts' top-ups.
+# Every 50th request failed and cost nothing. `base` is the journal entry of the last top-up.
 FILL = """
 CREATE TEMP TABLE made ON COMMIT DROP AS
 SELECT n, owners.*, %(begin)s + n * %(step)s AS at, CASE WHEN n %% 3 = 0 THEN 'svc-coder' ELSE 'svc-chat' END AS model,
@@ -111,7 +114,7 @@ class World:
         )
 
     def rate(self, seconds: float, batch: int = 64) -> float:
-        """Settlements per second of one writer."""
+        """Measures settlements per second in one thread."""
         settled, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
             assert all(isinstance(one, Settled) for one in self.ledger.settle(self.some(batch)))
@@ -123,7 +126,7 @@ class World:
 
     @contextmanager
     def settling(self, per_second: float, waits: list[float]) -> Iterator[None]:
-        """Batches of 10 from a thread, at most `per_second` settlements, while the body runs."""
+        """While the body runs, a thread settles batches of 10 at this rate. Adds the seconds of each to `waits`."""
         ended = threading.Event()
 
         def settle() -> None:
@@ -145,7 +148,7 @@ class World:
 
     def fill(self, url: str, requests: int) -> None:
         with psycopg.connect(url.replace("+psycopg", "")) as connection:
-            connection.execute("SET session_replication_role = replica")  # no look-up of each foreign key
+            connection.execute("SET session_replication_role = replica")  # without checks of foreign keys
             connection.execute("CREATE TEMP TABLE owners (place bigint, account_id text, key_id text)")
             with connection.cursor().copy("COPY owners FROM STDIN") as copy:
                 for place, (account_id, key_id) in enumerate(self.owners):
@@ -180,7 +183,7 @@ def check(ledger: Ledger, *, full: bool) -> dict[str, Any]:
 
 
 def archive(url: str, world: World, per_second: float) -> dict[str, Any]:
-    """Archives the two oldest months, of which the first is not whole, while settling."""
+    """Archives the two oldest months while another thread settles. The first month is incomplete."""
     month = datetime.fromtimestamp(time.time() - (DAYS - 31) * 86400.0, UTC).strftime("%Y-%m")
     waits: list[float] = []
     database, began = Database(url), time.perf_counter()
@@ -224,7 +227,7 @@ def pages(world: World) -> dict[str, float]:
 
 
 def took(action: Any) -> float:
-    """Milliseconds, the middle of five."""
+    """Median of five runs, in milliseconds."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -237,10 +240,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--requests", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each rate")
-    parser.add_argument("--accounts", type=int, default=1000, help="that share the requests; default: 1000")
-    parser.add_argument("--pages", action="store_true", help="measure the console's pages alone")
-    parser.add_argument("--per-second", type=float, default=300.0, help="settlements beside the checks")
+    parser.add_argument("--seconds", type=float, default=8.0, help="to measure each rate; default: 8")
+    parser.add_argument("--accounts", type=int, default=1000, help="accounts that share the requests; default: 1000")
+    parser.add_argument("--pages", action="store_true", help="measure only the console's pages")
+    parser.add_argument("--per-second", type=float, default=300.0, help="settlements during the checks; default: 300")
     options = parser.parse_args()
     found: dict[str, Any] = {"requests": options.requests}
 
@@ -267,18 +270,18 @@ def main() -> None:
                     time.sleep(5)
                 report(name, check(ledger, full=full))
             waits.sort()
-            report(f"{name}: settlement p50, p99, most in ms", [
+            report(f"{name}: settlement p50, p99, p99.99 in ms", [
                 round(1000 * waits[int(len(waits) * part)], 1) for part in (0.5, 0.99, 0.9999)
             ])  # fmt: skip
         account_id = world.owners[7 % options.accounts][0]
         report("usage of an account by day, ms", took(lambda: ledger.run(SumUsage(account_id, group_by=("day",)))))
-        report("page of its requests, ms", took(lambda: ledger.run(ListUsage(account_id, limit=1000))))
+        report("page of an account's requests, ms", took(lambda: ledger.run(ListUsage(account_id, limit=1000))))
         today = datetime.now(UTC).date().isoformat()
         everyone = SumUsage(day_from=today, group_by=("model",))
-        report("usage of all on one day, ms", took(lambda: ledger.run(everyone)))
-        report("usage of all by model, ms", took(lambda: ledger.run(SumUsage(group_by=("model",)))))
+        report("usage of all accounts on one day, ms", took(lambda: ledger.run(everyone)))
+        report("usage of all accounts by model, ms", took(lambda: ledger.run(SumUsage(group_by=("model",)))))
         report("archive of the first month", archive(options.url, world, options.per_second))
-        report("full check behind the archive", check(ledger, full=True))
+        report("full check after the archive", check(ledger, full=True))
     print(json.dumps(found))
 
 

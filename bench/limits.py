@@ -80,15 +80,15 @@ def main() -> None:
     def renew() -> None:
         admission.renew(beat)
 
-    print(f"admit + release           {per_call_us(calls, admit_and_release):6.2f} us")
-    print(f"admit + adjust + release  {per_call_us(calls, admit_adjust_and_release):6.2f} us")
-    print(f"renew, each open hold     {per_call_us(OPEN, renew):6.2f} us")
+    print(f"admit + release                  {per_call_us(calls, admit_and_release):6.2f} us")
+    print(f"admit + adjust + release         {per_call_us(calls, admit_adjust_and_release):6.2f} us")
+    print(f"renew, each open hold            {per_call_us(OPEN, renew):6.2f} us")
     for n in range(ACCOUNTS):
         admission.apply(key(n, 2, **KEY_TERMS))
-    print(f"the same, key with limits {per_call_us(calls, admit_and_release):6.2f} us")
+    print(f"admit + release, key with limits {per_call_us(calls, admit_and_release):6.2f} us")
     for n in range(ACCOUNTS):
         admission.apply(account(n, 10**9, rpm=0))
-    print(f"refuse (429)              {per_call_us(calls, refuse):6.2f} us")
+    print(f"refuse (429)                     {per_call_us(calls, refuse):6.2f} us")
 
 
 if __name__ == "__main__":

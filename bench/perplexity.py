@@ -1,9 +1,9 @@
-"""Measures what int8 costs in quality: perplexity of two texts, int8 against float32, through the engine's own runners.
+"""Measures the quality loss of int8: perplexity of two texts in int8 and in float32, with the engine's runners.
 
     python -m bench.perplexity [--model FOLDER] [--dtypes float32 int8] [--groups 64 4096] [--rows 32] [--json OUT]
 
-Each token is predicted from all before it. The texts are fed as correct guesses, `--rows` at a time. This measures the
-kernels that serve requests, with the paged cache between them. The exit status is 1 when int8 is worse than `LIMIT`
+Each token is predicted from all tokens before it. The next tokens are given as a correct draft, `--rows` at a time, so
+the kernels and the paged cache that serve requests are measured. The exit status is 1 when int8 is worse than `LIMIT`
 times float32 on any text.
 """
 
@@ -36,14 +36,14 @@ LIMIT = 1.05  # what the engine promises for int8
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.perplexity", description=__doc__)
     parser.add_argument("--model", help="folder, GGUF file or hub name; default: the bundled model")
     parser.add_argument("--dtypes", nargs="+", default=[REFERENCE, "int8"])
     parser.add_argument(
-        "--groups", nargs="+", type=int, default=[], help="int8 in plain torch with so many activations to a scale"
+        "--groups", nargs="+", type=int, default=[], help="also int8 in plain torch, with these scale groups"
     )
-    parser.add_argument("--rows", type=int, default=32, help="tokens a step; 1 takes the decoding path throughout")
+    parser.add_argument("--rows", type=int, default=32, help="tokens per step; 1 always uses the decoding path")
     parser.add_argument("--json", type=Path, metavar="OUT")
     options = parser.parse_args(arguments)
     model = options.model or str(ensure_bundled_model(home_dir(), lambda line: print(line, file=sys.stderr)))
@@ -80,7 +80,7 @@ def measure(model: str, dtypes: list[str], groups: list[int], rows: int) -> dict
 
 @contextlib.contextmanager
 def _activations_to_a_scale(group: int) -> Iterator[None]:
-    """The plain torch form with another group size than the engine's own, which the native kernels are built for."""
+    """Changes the group size of int8 in plain torch. The native kernels only have the engine's group size."""
     own, quantize.GROUP = quantize.GROUP, group
     try:
         yield
@@ -115,7 +115,7 @@ def perplexity(runner: Any, block_size: int, tokens: list[int], rows: int) -> fl
 
 
 def ratio(results: dict[str, Any], dtype: str, text: str) -> float | None:
-    """Perplexity over the reference's; None where one of both was not measured."""
+    """Ratio of the perplexity to the reference's; None if either was not measured."""
     values = results["perplexity"]
     if dtype not in values or REFERENCE not in values:
         return None
@@ -123,7 +123,7 @@ def ratio(results: dict[str, Any], dtype: str, text: str) -> float | None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """In Markdown, as in docs/benchmarks.md."""
+    """The results as a Markdown table."""
     texts = list(results["tokens"])
     lines = ["| |" + "|".join(f" {text} ({results['tokens'][text]} tokens) " for text in texts) + "|"]
     lines.append("|---" * (len(texts) + 1) + "|")

@@ -1,7 +1,7 @@
-"""A message between two processes of one machine: our frames beside grpc.aio and ZeroMQ (`pip install pyzmq`).
+"""Messages between two processes of one machine: our frames beside grpc.aio and ZeroMQ (`pip install pyzmq`).
 
-`python -m bench.transport`: each in turn, back and forth, one message at a time and 16 at once. The messages are lists
-with one Admit, as a gateway sends them: ours in MessagePack, pickled for the other two.
+`python -m bench.transport` measures each transport in turn, with one message at a time and with 16 at once. A message
+is a list with one Admit, as a gateway sends it: in MessagePack for our frames, pickled for the other two.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def serve_grpc(path: str) -> str:
     server.add_generic_rpc_handlers((Handler(),))
     server.add_insecure_port(f"unix:{path}")
     await server.start()
-    KEPT.append(server)
+    ALIVE.append(server)
     return f"unix:{path}"
 
 
@@ -76,7 +76,7 @@ async def serve_zmq(path: str) -> str:
             peer, number, raw = await socket.recv_multipart()
             await socket.send_multipart([peer, number, pickle.dumps(await answer(pickle.loads(raw)))])
 
-    KEPT.append(asyncio.ensure_future(loop()))
+    ALIVE.append(asyncio.ensure_future(loop()))
     return f"ipc://{path}"
 
 
@@ -92,10 +92,10 @@ async def send_zmq(address: str) -> Send:
             number, raw = await socket.recv_multipart()
             waiting.pop(number).set_result(pickle.loads(raw))
 
-    KEPT.append(asyncio.ensure_future(receive()))
+    ALIVE.append(asyncio.ensure_future(receive()))
 
     async def send(message: Any) -> Any:
-        number = str(len(KEPT) + time.perf_counter_ns()).encode()
+        number = str(len(ALIVE) + time.perf_counter_ns()).encode()
         future = waiting[number] = asyncio.get_running_loop().create_future()
         await socket.send_multipart([number, pickle.dumps(message)])
         return await future
@@ -103,7 +103,7 @@ async def send_zmq(address: str) -> Send:
     return send
 
 
-KEPT: list[Any] = []  # what must live as long as the process
+ALIVE: list[Any] = []  # references that prevent garbage collection
 KINDS = {"ours": (serve_ours, send_ours), "grpc.aio": (serve_grpc, send_grpc), "zeromq": (serve_zmq, send_zmq)}
 
 
@@ -116,7 +116,7 @@ def serve(kind: str, path: str, ready: Pipe) -> None:
 
 
 async def measure(send: Send, at_once: int, seconds: float) -> float:
-    """Microseconds a message."""
+    """Microseconds per message."""
     done, ends = 0, time.perf_counter() + seconds
     began = time.perf_counter()
 
@@ -147,13 +147,13 @@ def one(kind: str, at_once: int, seconds: float) -> float:
         finally:
             process.terminate()
             process.join()
-            KEPT.clear()
+            ALIVE.clear()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.transport", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement; default: 2")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of each measurement; default: 2")
     parser.add_argument("--only", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="default: all")
     options = parser.parse_args()
     found: dict[tuple[str, int], list[float]] = {}
@@ -161,7 +161,7 @@ def main() -> None:
         for kind in options.only if turn % 2 == 0 else reversed(options.only):
             for at_once in (1, 16):
                 found.setdefault((kind, at_once), []).append(one(kind, at_once, options.seconds))
-    print("| transport | 1 at a time, µs a message | 16 at once, µs a message |\n|---|---|---|")
+    print("| transport | 1 at a time, µs per message | 16 at once, µs per message |\n|---|---|---|")
     for kind in options.only:
         print(f"| {kind} | " + " | ".join(f"{statistics.median(found[kind, n]):.0f}" for n in (1, 16)) + " |")
 

@@ -1,1 +1,1 @@
-"""The defensive load test of the service: hostile clients on loopback while ordinary clients measure their latency."""
+"""A load test of the service's defences: hostile clients on loopback, while ordinary clients measure their latency."""

@@ -1,7 +1,7 @@
-"""Attacks a service that it starts itself, while ordinary clients measure their latency: `make attack`.
+"""Starts a service and attacks it while ordinary clients measure their latency: `make attack`.
 
-Everything stays on this machine: the service listens on loopback, and no other target can be named. Nothing else may
-run meanwhile.
+Everything stays on this machine: the service listens on loopback, and no other target can be chosen. Run nothing else
+on the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUICK = Scope(calm_s=5, attack_s=6, recovery_s=1, control_s=0)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when there are results, whether or not promises hold. Raises SystemExit: 1, 130 for Ctrl-C."""
+    """Returns the exit status: 0, even if promises fail. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
     options = _options(arguments)
     if options.render:
         results = json.loads(options.render.read_text())
@@ -40,17 +40,17 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.markdown(results))
     if options.docs:
         report.write_docs(options.docs, results)
-        say(f"{options.docs} is written")
+        say(f"updated {options.docs}")
     return 0
 
 
 def measure(scope: Scope) -> dict[str, Any]:
-    """The whole run, as `--json` writes it. All that was started has ended when this returns or raises."""
+    """Runs the test and returns the results. Everything that it started has ended when this returns or raises."""
     began = time.time()
     server = Attacked(PEERS)
     try:
         server.start()
-        files = more_files()  # after the service, which has the limit that a user's would have
+        files = more_files()  # after the start of the service, which keeps the usual limit
         accounts = make_accounts(server, scope.new_keys())
         say(f"the service replies after {time.time() - began:.0f} s; {files:,} files may be open")
         results = asyncio.run(Session(server, accounts, scope).run())
@@ -82,27 +82,27 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.attack", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=NAMES, help="attacks; default: all")
     parser.add_argument("--quick", action="store_true", help="short windows and no control: two minutes")
-    parser.add_argument("--seconds", type=_seconds, help=f"of each attack, 60 at most; default: {usual.attack_s:g}")
-    parser.add_argument("--no-control", action="store_true", help="leave out the control")
+    parser.add_argument("--seconds", type=_seconds, help=f"of each attack, at most 60; default: {usual.attack_s:g}")
+    parser.add_argument("--no-control", action="store_true", help="omit the control")
     parser.add_argument(
-        "--rate", type=_rate, default=usual.per_s, help=f"ordinary requests a second; default: {usual.per_s:g}"
+        "--rate", type=_rate, default=usual.per_s, help=f"ordinary requests per second; default: {usual.per_s:g}"
     )
     parser.add_argument("--seed", type=int, default=usual.seed, help=f"of ordinary requests; default: {usual.seed}")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
-    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render what --json wrote")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew the tables, as in docs/benchmarks.md")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
+    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render results written by --json")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="update this document, such as docs/benchmarks.md")
     return parser.parse_args(arguments)
 
 
 def _seconds(text: str) -> float:
     if not 1 <= (value := float(text)) <= 60:
-        raise argparse.ArgumentTypeError("1 to 60 seconds")
+        raise argparse.ArgumentTypeError("must be from 1 to 60 seconds")
     return value
 
 
 def _rate(text: str) -> float:
     if not 1 <= (value := float(text)) <= 100:
-        raise argparse.ArgumentTypeError("1 to 100 a second")
+        raise argparse.ArgumentTypeError("must be from 1 to 100 per second")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Raw connections of a hostile client: many at once, for little processor time. Only to this machine."""
+"""Raw connections of a hostile client to this machine: many at once, with little processor time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-SOURCE: Final = "127.0.0.1"  # the one address of all attackers; ordinary clients have others
-OPENED_PER_S: Final = 500  # connections of a Holder: more would measure nothing but accepting them
+SOURCE: Final = "127.0.0.1"  # address of all attackers; ordinary clients use other addresses
+OPENED_PER_S: Final = 500  # connections of a Holder; more would only measure how fast they are accepted
 MAX_BYTES: Final = 16 * 2**30  # of one attack
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
@@ -22,10 +22,10 @@ Request = tuple[bytes, ...]
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of what one attack sent and received."""
+    """Counts of one attack's requests, responses and connections."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # responses by status
-    requests: int = 0  # begun
+    requests: int = 0  # started
     hung_up: int = 0  # by the attacker
     cut: int = 0  # by the service, before a whole response
     refused: int = 0  # connections that could not be opened
@@ -35,7 +35,7 @@ class Tally:
     bytes_written: int = 0
 
     def wrote(self, data: Request) -> None:
-        """Counts them."""
+        """Counts the bytes."""
         self.bytes_written += sum(map(len, data))
 
 
@@ -54,7 +54,7 @@ def status_of(reply: bytes | bytearray) -> str:
 
 
 class Strategy(ABC):
-    """One way to attack. `run` goes on until it is cancelled; `close` drops all connections."""
+    """One kind of attack. `run` continues until it is cancelled."""
 
     def __init__(self, port: int, tally: Tally) -> None:
         self._port, self.tally = port, tally
@@ -62,7 +62,7 @@ class Strategy(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Attacks."""
+        """Attacks until it is cancelled."""
 
     def close(self) -> None:
         """Drops all connections."""
@@ -80,14 +80,14 @@ class Strategy(ABC):
         return True
 
     def opened(self, line: _Line) -> None:
-        """Counts it."""
+        """Counts a new connection."""
         self._open.add(line)
         self.tally.opened += 1
         self.tally.open_now += 1
         self.tally.most_open = max(self.tally.most_open, self.tally.open_now)
 
     def closed(self, line: _Line) -> None:
-        """Counts it."""
+        """Counts a closed connection."""
         self._open.discard(line)
         self.tally.open_now -= 1
 
@@ -104,7 +104,7 @@ class _Line(asyncio.Protocol):
         self.waiting = False  # for a response
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not of that class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports have another class
         self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -127,7 +127,7 @@ class _Line(asyncio.Protocol):
         self.replied.set()
 
     def send(self, data: Request) -> None:
-        """Writes a request, or a piece of one."""
+        """Writes a request or a part of one."""
         if self._transport is not None:
             self._owner.tally.wrote(data)
             self._transport.writelines(data)
@@ -140,7 +140,7 @@ class _Line(asyncio.Protocol):
 
 
 class Hammer(Strategy):
-    """Each connection sends its next request when it has the response to the last, or hangs up after `hang_up_s`."""
+    """Each connection sends a request after each response. It hangs up if a response takes longer than `hang_up_s`."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Hammer(Strategy):
 
 
 class Holder(Strategy):
-    """Keeps connections open that begin a request and do not end it. One that is closed is opened again."""
+    """Keeps connections open that begin a request but do not end it. Reopens closed ones."""
 
     def __init__(self, port: int, tally: Tally, connections: int, begin: Callable[[int], bytes], drip: bytes) -> None:
         super().__init__(port, tally)
@@ -195,7 +195,7 @@ class Holder(Strategy):
         while True:
             began = time.monotonic()
             missing = [number for number, line in enumerate(self._lines) if line is None or line.lost.is_set()]
-            for tenth in range(10):  # all at once would be a burst, which is an attack of its own
+            for tenth in range(10):  # a burst of all connections would be a different attack
                 await asyncio.gather(*map(self._hold, missing[:OPENED_PER_S][tenth::10]))
                 if self._drip:
                     for line in self._lines[tenth::10]:

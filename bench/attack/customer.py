@@ -1,4 +1,4 @@
-"""A good customer that hangs up often, or has a few refused requests: its next requests must not become slow."""
+"""A good customer that often hangs up, or has a few refused requests. Its next requests must not become slow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bench.harness.client import Call, exchange
 
 HANG_UPS: Final = (64, 128, 512)
 HANG_UPS_S: Final = 2.0  # for all of them
-HANG_UP_S: Final = 0.3  # after the request is sent
-NEXT: Final = 200  # requests that are measured afterwards
+HANG_UP_S: Final = 0.3  # after the request was sent
+NEXT: Final = 200  # measured requests after the hang-ups
 NEXT_PER_S: Final = 20.0
 MANY: Final = 1000
 MANY_PER_S: Final = 100.0
@@ -29,7 +29,7 @@ SOURCE: Final = "127.0.0.8"
 class Customer:
     """Sends small requests with one key.
 
-    Measured requests are for MEASURED, whose backend replies at once: the model could not compute as many.
+    Measured requests use the model MEASURED, whose backend replies immediately. A real model would be too slow.
     """
 
     def __init__(self, port: int, key: str) -> None:
@@ -51,7 +51,7 @@ class Customer:
         return rows
 
     async def _measure(self, number: int, per_s: float, refused_every: int = 0) -> dict[str, Any]:
-        """Returns the window of these requests, without those that are meant to be refused."""
+        """Sends requests and returns their window, without those that must be refused."""
         began = time.perf_counter()
         found: list[Sent] = []
 

@@ -1,4 +1,4 @@
-"""Counts and judges: times to the first token in a window, failures, flaps of the health checks."""
+"""Figures of a run: times to the first token in a window, failures, flaps of the health checks."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any, Final
 
 from bench.harness.results import percentile
 
-SETTLED: Final = 3.0  # times the calm p99: a first token that comes faster is no aftermath
+SETTLED: Final = 3.0  # multiple of the calm p99; up to it, a first token is not late
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     """One ordinary request. Times are seconds of one monotonic clock."""
 
-    began_at: float  # before its connection was open
-    first_at: float | None  # the first token; None without one
+    began_at: float  # before the connection was opened
+    first_at: float | None  # of the first token; None without a token
     ended_at: float | None  # None when the client gave up
-    status: int  # 0: none came
-    is_whole: bool  # a reply with its usage
-    is_new: bool = False  # with a right key that was never used before
+    status: int  # 0: no response
+    is_whole: bool  # complete, with its usage
+    is_new: bool = False  # the first use of a valid key
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One look at /health or /ready."""
+    """One request to /health or /ready."""
 
     path: str
     began_at: float
     ended_at: float
-    status: int  # 0: none came in time
+    status: int  # 0: no response in time
 
 
 def window(requests: Iterable[Sent], since: float, until: float, given_up_s: float) -> dict[str, Any]:
-    """The requests that began in [since, until).
+    """Returns the figures of the requests that began in [since, until).
 
-    `p50`, `p99` and `worst` are seconds to the first token of requests with known keys. One that the client gave up
-    on counts with `given_up_s`, the least that it waited: left out, it would make the figures better.
+    `p50`, `p99` and `worst` are seconds to the first token of requests with known keys. A request that the client gave
+    up counts with `given_up_s`, its minimum wait. Leaving it out would improve the figures.
     """
     there = [one for one in requests if since <= one.began_at < until]
     known = [one for one in there if not one.is_new]
@@ -63,7 +63,7 @@ def window(requests: Iterable[Sent], since: float, until: float, given_up_s: flo
 
 
 def health(probes: Iterable[Probe], since: float, until: float) -> dict[str, Any]:
-    """The probes that began in [since, until). A flap is a failed probe after a good one of the same path."""
+    """Returns the figures of the probes that began in [since, until). A flap is a failed probe after a good one."""
     failed = flaps = sent = 0
     slowest: float | None = None
     good: dict[str, bool] = {}
@@ -81,14 +81,14 @@ def health(probes: Iterable[Probe], since: float, until: float) -> dict[str, Any
 
 
 def factor(calm: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """The 99th percentile over the calm one; None where either has no samples."""
+    """Ratio of the 99th percentile to the calm one; None if either has no samples."""
     if calm["p99"] is None or other["p99"] is None:
         return None
     return float(other["p99"] / calm["p99"])
 
 
 def is_settled(requests: Sequence[Sent], since: float, calm_p99: float | None) -> bool:
-    """Returns whether each request sent since then, at least one, has a complete reply in about the calm time."""
+    """Returns whether there are requests since `since` and all had complete replies in about the calm time."""
     if calm_p99 is None:
         return True
     there = [one for one in requests if one.began_at >= since and not one.is_new]
@@ -98,7 +98,7 @@ def is_settled(requests: Sequence[Sent], since: float, calm_p99: float | None) -
 
 
 def recovered_s(requests: Iterable[Sent], since: float, until: float, calm_p99: float | None) -> float:
-    """Seconds from the attack's end to the last request of [since, until) that failed or waited too long."""
+    """Seconds from `since`, the attack's end, to the last request before `until` that failed or waited too long."""
     late = [
         one.began_at
         for one in requests
@@ -116,7 +116,7 @@ def recovered_s(requests: Iterable[Sent], since: float, until: float, calm_p99: 
 def judged(
     requests: Sequence[Sent], probes: Sequence[Probe], marks: dict[str, tuple[float, float]], given_up_s: float
 ) -> dict[str, Any]:
-    """Everything of one attack. `marks` are its windows; a control is not always there."""
+    """Returns the figures of one attack. `marks` has its windows by name; `control` is optional."""
     windows = {name: window(requests, *mark, given_up_s) for name, mark in marks.items()}
     calm = windows["calm"]
     return {

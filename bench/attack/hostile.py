@@ -1,6 +1,6 @@
-"""Attacks by hostile clients. Each is bounded in connections, bytes and seconds.
+"""Attacks by hostile clients. Each is limited in connections, bytes and seconds.
 
-An attack is prepared before the calm window, so its preparation costs nothing while times are taken.
+An attack is prepared before the calm window, so that its preparation does not disturb measurements.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from bench.attack.connections import Hammer, Holder, Strategy, Tally
 from serve_app.contracts.key_format import new_key
 
 MB: Final = 2**20
-LARGE: Final = 4 * MB - 1024  # bytes: just below what config.yaml accepts
+LARGE: Final = 4 * MB - 1024  # bytes, just below the limit in config.yaml
 LONG: Final = 60_000  # characters of a prompt
 HANG_UP_S: Final = 0.3  # before the first token
-FALSE_KEYS: Final = 40_000  # each is sent twice, and never again
+FALSE_KEYS: Final = 40_000  # each is sent exactly twice
 SLOW: Final = 3000  # connections
-IDLE: Final = 4500  # connections: more than Serve's HAProxy takes by default
+IDLE: Final = 4500  # connections, more than Serve's HAProxy accepts by default
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The service that this bench has started, and keys of the attacker's own accounts there."""
+    """The service that this benchmark has started, and keys of the attacker's accounts."""
 
     port: int
-    key: str  # of an account with money and the limits that every account has
+    key: str  # of an account with money and default limits
     broke_key: str  # of an account without money
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`prepare` returns what runs until it is cancelled."""
+    """One attack. `prepare` returns its strategy."""
 
     title: str
     what: str
@@ -60,12 +60,12 @@ def chat(content: str, **fields: Any) -> bytes:
 
 
 def post(key: str | None, body: bytes) -> tuple[bytes, bytes]:
-    """A whole chat request in two pieces, so that requests can share a body."""
+    """A chat request in two pieces, so that requests can share a body."""
     return head("/v1/chat/completions", key, len(body)), body
 
 
 def large_bodies() -> list[bytes]:
-    """JSON of 4 MB whose cost is in its number of items: a map, many messages, an unknown field, deep nesting."""
+    """JSON of 4 MB with very many items: a map, messages, an unknown field, deep nesting."""
     fields = {
         "logit_bias": ("{", "}", (f'"{number}":1' for number in itertools.count())),
         "messages": ("[", "]", itertools.repeat('{"role":"user","content":""}')),
@@ -127,7 +127,7 @@ def _idle(target: Target, tally: Tally) -> Strategy:
 
 def _wrong_keys(target: Target, tally: Tally) -> Strategy:
     body = chat("Hi", max_tokens=1)
-    # Every connection takes the next two from the same list, so that no key comes a third time.
+    # All connections take requests from one iterator, so that no key is sent a third time.
     twice = iter([request for _ in range(FALSE_KEYS) for request in [b"".join(post(new_key(), body))] * 2])
     return Hammer(target.port, tally, 32, lambda _: ((data,) for data in twice))
 
@@ -138,7 +138,7 @@ def _cancelled(target: Target, tally: Tally) -> Strategy:
     text = " ".join(words)[: LONG - 40]
 
     def requests(number: int) -> Iterator[tuple[bytes, ...]]:
-        for turn in itertools.count():  # no two prompts begin alike, so none is found in the cache
+        for turn in itertools.count():  # all prompts begin differently, so none is cached
             yield post(target.key, chat(f"{number} {turn} {rng.random()}: {text}", max_tokens=64, stream=True))
 
     return Hammer(target.port, tally, 8, requests, hang_up_s=HANG_UP_S)
@@ -149,7 +149,7 @@ def _grammars(target: Target, tally: Tally) -> Strategy:
 
     def requests(number: int) -> Iterator[tuple[bytes, ...]]:
         for turn in itertools.count(number):
-            schema = {**bombs[turn % len(bombs)], "title": f"{number}.{turn}"}  # no two are equal
+            schema = {**bombs[turn % len(bombs)], "title": f"{number}.{turn}"}  # all schemas differ
             format = {"type": "json_schema", "json_schema": {"name": "bomb", "strict": True, "schema": schema}}
             yield post(target.key, chat("Hi", max_tokens=4, response_format=format))
 
@@ -187,7 +187,7 @@ ATTACKS: Final = {
 
 
 async def run(strategy: Strategy, seconds: float) -> None:
-    """Runs it for so long and closes its connections."""
+    """Runs a strategy for `seconds` and closes its connections."""
     task = asyncio.ensure_future(strategy.run())
     try:
         await asyncio.wait([task], timeout=seconds)

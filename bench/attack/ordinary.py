@@ -1,7 +1,7 @@
-"""The ordinary clients, all the time: small streamed requests at a steady rate, and probes of the service's health.
+"""The ordinary clients: small streamed requests at a steady rate, and probes of the service's health.
 
-A request is sent when it is due, whether or not earlier ones have their replies. Its time to the first token counts
-from before the connection is opened, because a service that accepts no connections is slow too.
+A request is sent when it is due, even if earlier ones have no replies yet. Its time to the first token begins before
+the connection is opened, because a service that accepts no connections is also slow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.attack.figures import Probe, Sent
 from bench.harness.client import Call, exchange
 from bench.harness.replies import RawReply, read
 
-GIVEN_UP_S: Final = 30.0  # an ordinary client waits no longer
+GIVEN_UP_S: Final = 30.0  # maximum wait of an ordinary client
 PROBE_S: Final = 5.0
 PROBES: Final = ("/health", "/ready")
 PROBE_EVERY_S: Final = 0.5
@@ -29,9 +29,9 @@ WORDS: Final = ("river", "stone", "lamp", "garden", "north", "paper", "music", "
 
 
 class Ordinary:
-    """A few accounts, each at an address of its own on loopback.
+    """Sends the requests of a few accounts, each from a different address on loopback.
 
-    `new_keys` are right keys that the service has not seen yet; one is used every `new_key_every` requests.
+    `new_keys` are valid keys that were never used. Every `new_key_every` requests, one of them is used.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Ordinary:
                 tasks.create_task(self._probe(path))
 
     async def finish(self) -> None:
-        """Waits for the replies that are still to come, for `GIVEN_UP_S` at most."""
+        """Waits for outstanding replies, at most `GIVEN_UP_S`."""
         await asyncio.gather(*self._running)
 
     async def _arrive(self) -> None:
         began = time.perf_counter()
         for number in itertools.count():
-            # Evenly, but not in step with anything else that has a period.
+            # At even intervals, with jitter against synchronization with other periodic work.
             due = began + (number + self._rng.random() / 2) / self._per_s
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             place = number % len(self._keys)
@@ -106,7 +106,7 @@ class Ordinary:
 
 
 async def exchanged(call: Call, most_s: float) -> tuple[float, RawReply]:
-    """Returns when an exchange began, before its connection was open, and the reply. Gives up after `most_s`."""
+    """Sends a request, and gives up after `most_s`. Returns the time before the connection was opened and the reply."""
     began = time.perf_counter()
     into: list[RawReply] = []
     with contextlib.suppress(TimeoutError):
@@ -121,7 +121,7 @@ def status_of(raw: RawReply) -> int:
 
 
 def sent(began: float, raw: RawReply, is_new: bool) -> Sent:
-    """One exchange that began at `began`, before its connection was open. Times are of `time.perf_counter`."""
+    """Converts an exchange to `Sent`. `began` is the time before its connection was opened."""
     reply, status = read(raw), status_of(raw)
     is_whole = status == 200 and raw.ended_at is not None and reply.problem is None
     return Sent(

@@ -1,6 +1,6 @@
-"""Processes of the attackers and of the control, apart from the clients that measure.
+"""Processes of the attackers and of the control, separate from the clients that measure.
 
-They are no commands: only this bench can start them, against the port of the service that it has started.
+They have no command line: only this benchmark can start them, against the service that it has started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Activity of a process between its two marks."""
+    """What a process did between its start and end."""
 
     seconds: float
     cpu_s: float
@@ -42,19 +42,19 @@ class Ran:
 
 
 def cores() -> int:
-    """Returns the number of cores that this bench may use."""
+    """Returns the number of cores that this benchmark may use."""
     return len(os.sched_getaffinity(0))
 
 
 def more_files() -> int:
-    """Raises the limit of open files as far as it may; how many there may be."""
+    """Raises the limit of open files to the maximum allowed. Returns it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 class Hostile:
-    """A process that prepares, waits for `begin`, works for some seconds and reports."""
+    """A process that prepares, waits for `begin`, works for the given seconds and reports."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -64,21 +64,21 @@ class Hostile:
         theirs.close()
 
     async def ready(self) -> None:
-        """Raises ServerError when it does not get ready."""
+        """Waits until the process is prepared. Raises ServerError."""
         await self._receive(PREPARE_S)
 
     def begin(self, seconds: float) -> None:
-        """It works from now on for so long."""
+        """Makes the process work for `seconds`."""
         self._pipe.send(seconds)
 
     async def ran(self, patience_s: float) -> Ran:
-        """Raises ServerError when it has not ended in time."""
+        """Returns the report. Raises ServerError if there is none within `patience_s`."""
         found = await self._receive(patience_s)
         assert isinstance(found, Ran)
         return found
 
     def stop(self) -> None:
-        """Ends it at once."""
+        """Kills the process."""
         self._process.kill()
         self._process.join(5)
         self._pipe.close()
@@ -93,20 +93,20 @@ class Hostile:
 
 
 def attacker(name: str, target: hostile.Target) -> Hostile:
-    """The process of one attack."""
+    """Starts the process of an attack."""
     return Hostile(_attack, name, target)
 
 
 def burner(share: float) -> Hostile:
-    """The control: it only uses `share` of the machine's cores, one core at most, as an attacker would."""
+    """Starts the control, which only uses as much processor time as the attacker did: `share`, at most one core."""
     return Hostile(_burn, share * cores())
 
 
 def _child(pipe: Connection, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark ends this process
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setpriority(os.PRIO_PROCESS, 0, YIELDING)  # as the gateway: another machine's attacker would take nothing here
+    os.setpriority(os.PRIO_PROCESS, 0, YIELDING)  # low: a real attacker uses no processor time of this machine
     more_files()
     work(pipe, *arguments)
 
@@ -125,12 +125,12 @@ def _attack(pipe: Connection, name: str, target: hostile.Target) -> None:
     pipe.send(Ran(time.monotonic() - began, time.process_time() - cpu, found))
 
 
-def _burn(pipe: Connection, of_a_core: float) -> None:
+def _burn(pipe: Connection, core_share: float) -> None:
     pipe.send("ready")
     seconds = pipe.recv()
     began, cpu = time.monotonic(), time.process_time()
     while (passed := time.monotonic() - began) < seconds:
-        if time.process_time() - cpu < of_a_core * passed:
+        if time.process_time() - cpu < core_share * passed:
             sum(range(2000))
         else:
             time.sleep(0.001)

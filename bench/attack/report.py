@@ -12,15 +12,15 @@ from bench.harness.results import Results
 from bench.harness.tables import promise_table, table
 
 BEGIN: Final = "<!-- measured: written by `python -m bench.attack --docs`, not by hand -->"
-MAX_COMPANY: Final = 0.1  # of the machine, by other programs
+MAX_OTHERS: Final = 0.1  # share of the machine that other programs may use
 END: Final = "<!-- end of what bench.attack measured -->"
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renews this benchmark's part of the document and its records.
+    """Updates this benchmark's part of the document and its records.
 
     Raises:
-        ValueError: the document has no place for them.
+        ValueError: the document does not have this benchmark's marks.
     """
     document.renew(path, BEGIN, END, ("attack.json", results), lambda _: {}, lambda _: markdown(results))
 
@@ -46,12 +46,12 @@ def machine(results: Results) -> str:
         f"{there['cpu']} ({there['family']}), {there['memory_bytes'] / 2**30:.0f} GiB, {there['system']}, "
         f"Python {there['python']}, ray {there['libraries'].get('ray', '?')}. {scope['per_s']:g} ordinary requests a "
         f"second; windows of {scope['calm_s']:g} s calm, {scope['attack_s']:g} s of attack, {scope['control_s']:g} s "
-        f"of the control. The measuring clients took {results['client_cpu']:.0%} of the machine. {_company(results)}"
+        f"of the control. The measuring clients used {results['client_cpu']:.0%} of the machine. {_others(results)}"
     )
 
 
 def latencies(results: Results) -> str:
-    """Returns what ordinary clients saw, with a row for each attack."""
+    """Returns the ordinary clients' figures, with a row for each attack."""
     rows = []
     for one in results["records"].values():
         calm, attack = one["windows"]["calm"], one["windows"]["attack"]
@@ -72,14 +72,14 @@ def latencies(results: Results) -> str:
     if not rows:
         return ""
     head = [
-        "", "calm p50 / p99, ms (samples)", "under attack", "factor of p99", "control's (samples)",
+        "", "calm p50 / p99, ms (samples)", "under attack", "factor of p99", "control: factor (samples)",
         "ordinary requests that failed", "health flaps", "seconds to recover",
     ]  # fmt: skip
     return f"What ordinary clients saw. Milliseconds to the first token:\n\n{table(head, rows)}"
 
 
 def attackers(results: Results) -> str:
-    """Returns what the attackers did and got."""
+    """Returns what the attackers sent and received."""
     rows = []
     for one in results["records"].values():
         found = one["attacker"]
@@ -104,15 +104,15 @@ def attackers(results: Results) -> str:
     if not rows:
         return ""
     head = [
-        "", "attacker's share of the machine", "control's", "service's", "most connections open", "requests begun",
-        "MB written", "what it got",
+        "", "attacker's share of the machine", "control's share", "service's share", "most connections open",
+        "requests sent", "MB written", "results",
     ]  # fmt: skip
     lines = [f"- {one['title']}: {ATTACKS[name].what}." for name, one in results["records"].items() if name in ATTACKS]
     return f"What the attackers did:\n\n{table(head, rows)}\n\n" + "\n".join(lines)
 
 
 def customer(results: Results) -> str:
-    """Returns what the customer saw, with a row for each case."""
+    """Returns the customer's figures, with a row for each case."""
     rows = [
         [
             row["case"],
@@ -125,12 +125,12 @@ def customer(results: Results) -> str:
     ]
     if not rows:
         return ""
-    head = ["", "calm p50 / p99, ms (samples)", "now", "factor of p99", "failed"]
-    return f"What a good customer saw of its own hang-ups and refused requests:\n\n{table(head, rows)}"
+    head = ["", "calm p50 / p99, ms (samples)", "in this case", "factor of p99", "failed"]
+    return f"How hang-ups and refused requests affect a good customer's other requests:\n\n{table(head, rows)}"
 
 
 def smuggling(results: Results) -> str:
-    """Returns a table with each failed case, then the correct cases grouped by what they got."""
+    """Returns a table with each failed case, then the correct cases grouped by their responses."""
     rows: list[dict[str, Any]] = results["smuggling"]
     if not rows:
         return ""
@@ -143,22 +143,22 @@ def smuggling(results: Results) -> str:
         else:
             good.setdefault(got, []).append(row["case"])
     listed = [*wrong, *([*got, "; ".join(cases)] for got, cases in sorted(good.items()))]
-    text = f"Request smuggling through HAProxy: {len(rows) - len(wrong)} of {len(rows)} cases are as they must be."
+    text = f"Request smuggling through HAProxy: {len(rows) - len(wrong)} of {len(rows)} cases are handled correctly."
     return f"{text}\n\n{table(['responses', 'connection', 'cases'], listed)}"
 
 
 def _recovery(one: dict[str, Any]) -> str:
     waited = one["windows"]["recovery"]["seconds"]
-    is_over = waited - one["recovered_s"] > 1.0  # else its last requests suffered too
+    is_over = waited - one["recovered_s"] > 1.0  # else even its last requests were late
     return f"{one['recovered_s']:.1f}" if is_over else f"more than {waited:.0f}"
 
 
-def _company(results: Results) -> str:
+def _others(results: Results) -> str:
     shares = [share for one in results["records"].values() for share in one["others_share"].values()]
     if not shares:
         return ""
-    text = f"Other programs took {min(shares):.0%} to {max(shares):.0%} of it"
-    return f"{text}: **too much for these figures to be good**." if max(shares) > MAX_COMPANY else f"{text}."
+    text = f"Other programs used {min(shares):.0%} to {max(shares):.0%} of it"
+    return f"{text}: **too much for reliable figures**." if max(shares) > MAX_OTHERS else f"{text}."
 
 
 def _failures(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The service that is attacked, as a user would start it, and the accounts of both sides."""
+"""The attacked service, started as a user would start it, and the accounts of both sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORDINARY: Final = 4  # accounts
 
 
 class Attacked(OneReplica):
-    """The service that is attacked. The customer's second model replies at once."""
+    """The attacked service. The customer's second model replies immediately."""
 
     name = "attack"
 
@@ -37,7 +37,7 @@ class Attacked(OneReplica):
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Keys of the ordinary clients, with some that are not used yet, of a customer, and what the attackers know."""
+    """Keys of the ordinary clients, including unused ones, the customer's key, and the attackers' target."""
 
     keys: tuple[str, ...]
     new_keys: tuple[str, ...]
@@ -46,10 +46,10 @@ class Accounts:
 
 
 def make_accounts(server: Attacked, new_keys: int) -> Accounts:
-    """The rates of ordinary accounts and of the customer are lifted; the attacker's accounts have the default ones.
+    """Creates the accounts. Only the attacker's accounts have the default limits.
 
     Raises:
-        urllib.error.URLError: the service refuses one.
+        urllib.error.URLError: the service refuses a request.
     """
     lifted = {"rpm": 10**6, "tpm": 10**9, "concurrency": 1000}
     made = [server.new_account(f"ordinary-{number}", "1000", **lifted) for number in range(ORDINARY)]

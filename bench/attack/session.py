@@ -1,4 +1,4 @@
-"""One run: ordinary clients all the time, and beside them one attack after the other."""
+"""One run: ordinary clients send all the time, while one attack follows the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMUGGLING: Final = "smuggling"
 NAMES: Final = (*ATTACKS, CUSTOMER, SMUGGLING)
 NEW_KEY_EVERY: Final = 20  # requests
 WARM_UP_S: Final = 8.0
-LOOK_BACK_S: Final = 2.0  # of quiet before the next attack
+LOOK_BACK_S: Final = 2.0  # of calm before the next attack
 MAX_RECOVERY_S: Final = 30.0
 END_S: Final = 30.0  # for an attacker's process to close its connections and report
 
@@ -42,14 +42,14 @@ class Scope:
     seed: int = 1
 
     def new_keys(self) -> int:
-        """Returns the number of new keys that a run uses. If it takes longer, its last requests have none."""
+        """Returns the expected number of new keys. If a run takes longer, its last requests use none."""
         one = self.calm_s + self.attack_s + self.recovery_s + self.control_s + 10
         return 1 + int((WARM_UP_S + len(self.attacks) * one) * self.per_s / NEW_KEY_EVERY)
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Processor seconds so far: of the whole machine, the service, and this process."""
+    """Processor seconds used so far by the whole machine, the service, and this process."""
 
     at: float
     all: float
@@ -57,11 +57,11 @@ class Used:
     own: float
 
     def service_since(self, before: Used) -> float:
-        """The service's share of the machine."""
+        """The service's share of the machine since `before`."""
         return max(0.0, self.service - before.service) / (self.at - before.at) / cores()
 
     def others_since(self, before: Used) -> float:
-        """The share of all but the service and this process, attackers included: they should be alone."""
+        """The share of the machine that all other processes used, attackers included."""
         others = (self.all - before.all) - (self.service - before.service) - (self.own - before.own)
         return max(0.0, others) / (self.at - before.at) / cores()
 
@@ -78,7 +78,7 @@ class Session:
         self._smuggled: list[dict[str, Any]] = []
 
     async def run(self) -> dict[str, Any]:
-        """Measures everything. Raises ServerError when an attacker's process fails."""
+        """Runs all attacks and returns the results. Raises ServerError if an attacker's process fails."""
         traffic = asyncio.create_task(self._ordinary.run())
         began, cpu = time.perf_counter(), time.process_time()
         try:
@@ -93,7 +93,7 @@ class Session:
         finally:
             client_cpu = (time.process_time() - cpu) / (time.perf_counter() - began) / cores()
             if traffic.done():
-                traffic.result()  # it never ends by itself
+                traffic.result()  # raises: it only ends with an error
             traffic.cancel()
             await asyncio.gather(traffic, return_exceptions=True)
         await self._ordinary.finish()
@@ -157,7 +157,7 @@ class Session:
         for row in self._customer:
             calm, after = row["calm"], row["after"]
             say(
-                f"  {row['case']}: p99 {_ms(calm['p99'])} calm, {_ms(after['p99'])} now; "
+                f"  {row['case']}: p99 {_ms(calm['p99'])} calm, {_ms(after['p99'])} after; "
                 f"factor {row['factor'] or 0:.1f}, failed {after['failed']}"
             )
 
@@ -175,13 +175,13 @@ class Session:
             for number, case in enumerate(cases)
         ]
         wrong = sum(bool(row["problems"]) for row in self._smuggled)
-        say(f"  {len(cases)} cases, {wrong} of them not as they must be")
+        say(f"  {len(cases)} cases, {wrong} of them with problems")
 
     async def _settle(self, calm_p99: float | None) -> None:
-        """Waits until the last seconds' requests came back as in the calm window, for `MAX_RECOVERY_S` at most."""
+        """Waits until recent requests are as fast as in the calm window, at most `MAX_RECOVERY_S`."""
         until = time.perf_counter() + MAX_RECOVERY_S
         while time.perf_counter() < until:
-            # Only requests that have ended are there; while the service stands still, none are.
+            # `sent` has only ended requests; if the service hangs, it has no recent ones.
             if is_settled(self._ordinary.sent, time.perf_counter() - LOOK_BACK_S, calm_p99):
                 return
             await asyncio.sleep(0.5)
@@ -197,7 +197,7 @@ class Session:
         return window(self._ordinary.sent, *mark, GIVEN_UP_S)
 
     def _line(self, name: str) -> str:
-        """One attack's figures so far as a line of progress."""
+        """The figures of one attack as a line of progress."""
         found = judged(self._ordinary.sent, self._ordinary.probes, self._marks[name], GIVEN_UP_S)
         facts, calm, attack = self._facts[name], found["windows"]["calm"], found["windows"]["attack"]
         parts = [
@@ -206,7 +206,8 @@ class Session:
             f"failed {attack['failed']}",
             f"flaps {found['health']['attack']['flaps']}",
             f"attacker {facts['attacker']['share']:.0%} of the machine, service {facts['service_share']:.0%}, "
-            f"other programs {facts['others_share']['calm']:.0%} calm, {facts['others_share']['attack']:.0%} now",
+            f"other programs {facts['others_share']['calm']:.0%} calm and "
+            f"{facts['others_share']['attack']:.0%} under attack",
             f"recovered after {found['recovered_s']:.1f} s",
             f"got {facts['attacker']['statuses']}, {facts['attacker']['most_open']} connections",
         ]

@@ -1,11 +1,12 @@
-"""Requests that two servers in a row may read differently, sent through HAProxy on raw connections.
+"""Sends requests that HAProxy and the gateway may parse differently, on raw connections through HAProxy.
 
-Each case hides a second request in what is one request by RFC 9112, or invalid. What must be true: the connection gets
-no more responses than it sent requests, the hidden request has no effect and no response on any connection, and other
-clients, whose requests share HAProxy's connections to the gateway, get the responses to their own requests.
+Each case hides a second request in bytes that RFC 9112 defines as one request or as invalid. These must hold:
+- The connection gets no more responses than it sent requests.
+- The hidden request has no effect, and no response on any connection.
+- Other clients, whose requests share HAProxy's connections to the gateway, get the responses to their own requests.
 
-The hidden request creates an account with the operator's key, so its effect shows even where its response is lost. An
-honest pipelined request of the same kind shows that an effect would be seen.
+The hidden request creates an account with the operator key, so its effect is visible even if its response is lost. An
+honest pipelined request of the same kind shows that the test would see an effect.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 from bench.attack.connections import SOURCE
 from bench.attack.smuggling_cases import PREFIX, Case
 
-SILENCE_S: Final = 0.3  # after a response, for one that must not come
+SILENCE_S: Final = 0.3  # wait for an unexpected further response
 PATIENCE_S: Final = 3.0
 NEIGHBOURS: Final = 4
 NEIGHBOUR: Final = "127.0.0.8"
@@ -32,26 +33,26 @@ _ID: Final = re.compile(rb"\r\nx-request-id: *([^\r\n]*)", re.IGNORECASE)
 class Seen:
     """Results of one case."""
 
-    reply: bytes  # all that the connection got
+    reply: bytes  # everything that the connection received
     closed: bool  # by the service
-    neighbours: tuple[tuple[str, bytes], ...]  # other clients' request ids with what they got
+    neighbours: tuple[tuple[str, bytes], ...]  # other clients' request ids and replies
     has_effect: bool  # the hidden request created its account
 
 
 def verdict(number: int, case: Case, seen: Seen) -> dict[str, Any]:
-    """The case's row: its responses, and what was wrong, if anything."""
+    """Returns the case's row: its responses and its problems."""
     statuses = _statuses(seen.reply)
     problems = []
     if case.honest:
         if not seen.has_effect or len(statuses) != case.most:
             problems.append("the honest second request was not served")
     elif len(statuses) > case.most:
-        problems.append(f"{len(statuses)} responses where {case.most} may come")
+        problems.append(f"{len(statuses)} responses instead of at most {case.most}")
     if not case.honest and not case.either:
         if f"{PREFIX}{number}".encode() in seen.reply:
             problems.append("the hidden request got a response")
         if seen.has_effect:
-            problems.append("the hidden request was carried out")
+            problems.append("the hidden request was executed")
     for own, reply in seen.neighbours:
         found = [one.decode("latin-1") for one in _ID.findall(reply)]
         if found != [own] or _statuses(reply) != [200]:
@@ -60,14 +61,14 @@ def verdict(number: int, case: Case, seen: Seen) -> dict[str, Any]:
 
 
 async def send(port: int, case: Case) -> tuple[bytes, bool]:
-    """Everything that the connection gets, and whether the service closed it."""
+    """Sends a case. Returns everything that the connection receives, and whether the service closed it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(SOURCE, 0))
     reply, closed = b"", False
     with contextlib.suppress(ConnectionError):
         writer.write(case.data)
         with contextlib.suppress(TimeoutError):
             while not closed:
-                # A response may be followed by one that must not come.
+                # After the last expected response, wait for an unexpected one.
                 patience = SILENCE_S if len(_statuses(reply)) >= case.most else PATIENCE_S
                 data = await asyncio.wait_for(reader.read(2**16), patience)
                 reply, closed = reply + data, not data
@@ -76,7 +77,7 @@ async def send(port: int, case: Case) -> tuple[bytes, bool]:
 
 
 async def neighbours(port: int, number: int) -> tuple[tuple[str, bytes], ...]:
-    """Several other clients' requests, each with an id of its own, right after a case."""
+    """Sends requests of other clients right after a case, each with a different id. Returns ids and replies."""
 
     async def one(place: int) -> tuple[str, bytes]:
         own = f"neighbour-{number}-{place}"
@@ -94,7 +95,7 @@ async def neighbours(port: int, number: int) -> tuple[tuple[str, bytes], ...]:
 
 
 def effects(names: Sequence[str]) -> set[int]:
-    """The numbers of the cases whose account is among these."""
+    """The numbers of the cases whose account is in `names`."""
     return {int(name.removeprefix(PREFIX)) for name in names if re.fullmatch(rf"{PREFIX}\d+", name)}
 
 

@@ -1,4 +1,4 @@
-"""The cases of request smuggling: each hides a second request in what is one request by RFC 9112, or invalid."""
+"""The cases of request smuggling. Each hides a second request in bytes that are one request by RFC 9112, or invalid."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PREFIX: Final = "smuggled-"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`most` is how many responses the connection may get."""
+    """One case. `most` is the maximum number of responses."""
 
     name: str
     data: bytes
     most: int = 1
     honest: bool = False  # the second request must be served
-    either: bool = False  # it may be: one of two correct readings makes it a request of its own
+    either: bool = False  # it may be served: RFC 9112 allows two readings, in one of which it is a separate request
 
 
 def cases(operator_key: str) -> Iterator[Case]:
-    """All of them. The hidden request of a case creates an account named `PREFIX` and the case's number."""
+    """Yields all cases. A hidden request creates an account named `PREFIX` plus the case's number."""
     for number, (name, make, options) in enumerate(_CASES):
         yield Case(name, make(_hidden(number, operator_key)), **options)
 
@@ -36,7 +36,7 @@ def _hidden(number: int, operator_key: str) -> bytes:
 
 
 def _outer(*headers: str, version: str = "1.1", end: str = "\r\n") -> bytes:
-    # Without a key: it gets 401 at once, with any body.
+    # Without a key, so that the response is an immediate 401.
     lines = [f"POST /v1/chat/completions HTTP/{version}", "host: 127.0.0.1", *headers]
     return end.join([*lines, "", ""]).encode("latin-1")
 
@@ -54,29 +54,29 @@ _PAD: Final = b" " * 2**20
 _END: Final = b"0\r\n\r\n"
 _GET: Final = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
-# Where the end of the first request is certain (the server must close instead of reading on), what follows is hidden
-# all the same: RFC 9112, 6.3, wants the connection closed after a request with both a length and chunks.
+# Bytes after a first request with both a length and chunks also count as hidden: RFC 9112, section 6.3, requires the
+# server to close the connection after such a request.
 _CASES: Final[list[tuple[str, Callable[[bytes], bytes], dict[str, Any]]]] = [
     ("honest: two requests, one after the other", lambda h: _GET + b"\r\n" + h, {"most": 2, "honest": True}),
-    ("a body that nobody reads", lambda h: _outer(_length(h)) + h, {}),
-    ("the same in chunks", lambda h: _outer(_TE) + _chunked(h), {}),
-    ("the same after 1 MB", lambda h: _outer(_length(_PAD + h)) + _PAD + h, {}),
-    ("the same after 5 MB, more than is accepted", lambda h: _outer(_length(5 * _PAD + h)) + 5 * _PAD + h, {}),
+    ("a body that is not read", lambda h: _outer(_length(h)) + h, {}),
+    ("a body in chunks that is not read", lambda h: _outer(_TE) + _chunked(h), {}),
+    ("a body that is not read, after 1 MB", lambda h: _outer(_length(_PAD + h)) + _PAD + h, {}),
+    ("a body above the size limit, after 5 MB", lambda h: _outer(_length(5 * _PAD + h)) + 5 * _PAD + h, {}),
     ("length counts, chunks end early", lambda h: _outer(_length(_END + h), _TE) + _END + h, {}),
-    ("the same, chunks named first", lambda h: _outer(_TE, _length(_END + h)) + _END + h, {}),
+    ("length counts, chunks end early and are named first", lambda h: _outer(_TE, _length(_END + h)) + _END + h, {}),
     ("chunks count, length ends early", lambda h: _outer("content-length: 4", _TE) + _chunked(h), {}),
-    ("length of nothing and chunks", lambda h: _outer("content-length: 0", _TE) + _chunked(h), {}),
-    ("two lengths, the greater first", lambda h: _outer(_length(h), "content-length: 0") + h, {}),
-    ("two lengths, the lesser first", lambda h: _outer("content-length: 0", _length(h)) + h, {}),
+    ("length of 0 and chunks", lambda h: _outer("content-length: 0", _TE) + _chunked(h), {}),
+    ("two lengths, the larger first", lambda h: _outer(_length(h), "content-length: 0") + h, {}),
+    ("two lengths, the smaller first", lambda h: _outer("content-length: 0", _length(h)) + h, {}),
     ("a list of lengths", lambda h: _outer(f"content-length: 0, {len(h)}") + h, {}),
-    ("the same length twice", lambda h: _outer(_length(h), _length(h)) + h, {}),
+    ("two equal lengths", lambda h: _outer(_length(h), _length(h)) + h, {}),
     ("a length with a plus sign", lambda h: _outer(f"content-length: +{len(h)}") + h, {}),
     ("a length in hexadecimal", lambda h: _outer(f"content-length: 0x{len(h):x}") + h, {}),
     ("a length with a space inside", lambda h: _outer(f"content-length: {len(h)} 0") + h, {}),
     ("a length beyond 64 bits", lambda h: _outer(f"content-length: {2**64 + len(h)}") + h, {}),
     ("a space before the colon of the length", lambda h: _outer(f"content-length : {len(h)}") + h, {}),
     ("a space before the colon of the chunks", lambda h: _outer("transfer-encoding : chunked", _length(h)) + h, {}),
-    ("chunks spelled xchunked", lambda h: _outer("transfer-encoding: xchunked", _length(h)) + h, {}),
+    ("transfer-encoding xchunked", lambda h: _outer("transfer-encoding: xchunked", _length(h)) + h, {}),
     ("chunks named twice", lambda h: _outer(_TE, _TE) + _chunked(h), {}),
     ("chunks before identity", lambda h: _outer("transfer-encoding: chunked, identity", _length(h)) + h, {}),
     ("chunks after a tab", lambda h: _outer("transfer-encoding:\tchunked", "content-length: 4") + _chunked(h), {}),
@@ -120,5 +120,5 @@ _CASES: Final[list[tuple[str, Callable[[bytes], bytes], dict[str, Any]]]] = [
     ("a head of 100 KB", lambda h: _outer("x: " + "a" * 100_000, _length(h)) + h, {}),
     ("a head of 16 KB", lambda h: _outer("x: " + "a" * 15_800, _length(h)) + h, {}),
     ("500 headers", lambda h: _outer(*(f"x{n}: y" for n in range(500)), _length(h)) + h, {}),
-    ("a body that does not wait to be asked", lambda h: _outer("expect: 100-continue", _length(h)) + h, {}),
+    ("a body sent without waiting for 100 Continue", lambda h: _outer("expect: 100-continue", _length(h)) + h, {}),
 ]

@@ -9,11 +9,11 @@ from bench.attack.hostile import ATTACKS
 from bench.harness.promises import Promise, Verdict
 from bench.harness.results import Results, Spread
 
-MAX_FACTOR: Final = 1.5  # p99 to the first token, over the calm one
+MAX_FACTOR: Final = 1.5  # ratio of p99 to the first token to the calm p99
 
 
 def factor_of(name: str) -> Callable[[Results], Spread | None]:
-    """The factor of one attack; None where it was not measured."""
+    """The factor of one attack; None if it was not measured."""
 
     def measure(results: Results) -> Spread | None:
         found = results["records"].get(name, {}).get("factor")
@@ -23,7 +23,7 @@ def factor_of(name: str) -> Callable[[Results], Spread | None]:
 
 
 def total(count: Callable[[Results], Iterable[float]]) -> Callable[[Results], Spread | None]:
-    """A sum over all attacks; None without any."""
+    """A sum over all attacks; None without attacks."""
 
     def measure(results: Results) -> Spread | None:
         counts = list(count(results))
@@ -33,18 +33,18 @@ def total(count: Callable[[Results], Iterable[float]]) -> Callable[[Results], Sp
 
 
 def of_customer(results: Results) -> Spread | None:
-    """The worst factor of the customer's cases; None where one was not measured."""
+    """The worst factor of the customer's cases; None if one was not measured."""
     factors = [row["factor"] for row in results.get("customer", ())]
     return None if not factors or None in factors else Spread.of([max(factors)])
 
 
 PROMISES: Final = (
     *(
-        Promise(f"{attack.title}: p99 to the first token, over the calm one", MAX_FACTOR, factor_of(name), at_most=True)
+        Promise(f"{attack.title}: p99 to the first token / calm p99", MAX_FACTOR, factor_of(name), at_most=True)
         for name, attack in ATTACKS.items()
     ),
     Promise(
-        "a customer's p99 after its own hang-ups and refused requests, over the calm one",
+        "a customer's p99 after its own hang-ups and refused requests / calm p99",
         MAX_FACTOR,
         of_customer,
         at_most=True,
@@ -62,7 +62,7 @@ PROMISES: Final = (
         at_most=True,
     ),
     Promise(
-        "smuggling cases that are not as they must be",
+        "smuggling cases with problems",
         0,
         total(lambda results: [bool(row["problems"]) for row in results["smuggling"]]),
         at_most=True,

@@ -1,1 +1,1 @@
-"""Days of traffic on a simulated cluster, under the service's own scaling rule and under others."""
+"""Simulated days of traffic on a cluster, with the service's scaling rule and with other policies."""

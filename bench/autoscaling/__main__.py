@@ -1,6 +1,6 @@
-"""Simulates days of traffic under the scaling rule, Serve's own policy and KEDA's: `python -m bench.autoscaling`.
+"""Simulates days of traffic with the scaling rule, Serve's policy and KEDA's: `python -m bench.autoscaling`.
 
-All figures come from the model of the replicas: the same seeds give the same figures on any machine.
+All figures come from a model of the replicas: the same seeds give the same figures on every machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.harness.command import say
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when every promise holds, else 1."""
+    """Returns the exit status: 0 if every promise holds, else 1."""
     options = _options(arguments)
     results = json.loads(options.render.read_text()) if options.render else measure(options)
     if options.json:
@@ -34,12 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.markdown(results))
     if options.docs:
         report.write_docs(options.docs, results)
-        say(f"{options.docs} is written")
+        say(f"updated {options.docs}")
     return 0 if all(kept for *_, kept in report.promises(results)) else 1
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Simulates every day with the chosen settings; with --tune it chooses them first."""
+    """Simulates all days with the chosen settings. With --tune, chooses the settings first."""
     began = time.perf_counter()
     with ProcessPoolExecutor(options.processes) as pool:
 
@@ -73,17 +73,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.autoscaling", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the first; default: 1")
+    parser.add_argument("--seed", type=int, default=1, help="first seed; default: 1")
     parser.add_argument("--seeds", type=int, default=3, help="days of each shape; default: 3")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument(
-        "--tune", action="store_true", help="choose the settings of all policies anew; takes twice as long"
+        "--tune", action="store_true", help="choose the settings of all policies again; takes twice as long"
     )
     parser.add_argument("--processes", type=int, default=2, help="default: 2")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write every figure")
-    parser.add_argument("--render", type=Path, metavar="IN", help="simulate nothing: render what --json wrote")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
+    parser.add_argument("--render", type=Path, metavar="IN", help="simulate nothing: render results written by --json")
     parser.add_argument("--plot-dir", type=Path, metavar="DIR", help="write the plot as SVG")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew figures and plot, as in docs/benchmarks.md")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="update this document, such as docs/benchmarks.md")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Baselines for the rule: Ray Serve's own policy, by Serve's own code, and KEDA's rule on the queue's depth."""
+"""Policies to compare the rule with: Ray Serve's policy (with Serve's code) and KEDA's rule on the queue's depth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serve_app.scaling.signals import Signals
 
 @dataclass(frozen=True, slots=True)
 class ServeTuning:
-    """Settings of Serve's `autoscaling_config`; the first values are Serve's defaults, but for the target."""
+    """Settings of Serve's `autoscaling_config`. The default values are Serve's."""
 
     target_ongoing_requests: float
     upscale_delay_s: float = 30.0
@@ -25,9 +25,9 @@ class ServeTuning:
 
 
 class ServePolicy:
-    """`replica_queue_length_autoscaling_policy` with its delays and factors: the functions are Ray's (2.60).
+    """`replica_queue_length_autoscaling_policy` with its delays and factors, using the functions of Ray 2.60.
 
-    Ray's wrapper reads the wall clock, so its steps are called one by one here, in its order, with the simulated time.
+    Ray's wrapper reads the wall clock, so `wanted` calls its steps in the same order with the simulated time.
     """
 
     def __init__(self, tuning: ServeTuning, least: int, most: int) -> None:
@@ -87,17 +87,17 @@ class KedaTuning:
     """A Prometheus trigger on the queue's depth, with the HPA's settings that KEDA passes on."""
 
     threshold: float
-    counts_running: bool  # as KEDA's own queue triggers count messages that are being worked on
-    stabilization_s: float = 300.0  # of scaling down; KEDA's and the HPA's default
+    counts_running: bool  # as KEDA's queue triggers count messages in progress
+    stabilization_s: float = 300.0  # for scaling down; default of KEDA and the HPA
     sync_s: float = 15.0  # the HPA's
 
 
 @dataclass(slots=True)
 class KedaPolicy:
-    """The HPA's rule for an external metric with AverageValue: the whole depth over the threshold, rounded up.
+    """The HPA's rule for an external metric with AverageValue: total depth / threshold, rounded up.
 
-    A change within a tenth is none; scaling up at most doubles, or adds four, in a sync; scaling down takes the highest
-    wish of the stabilization window (Kubernetes' documentation, "Algorithm details" and "Default behavior").
+    A change within a tenth is ignored. In one sync, scaling up at most doubles or adds four. Scaling down takes the
+    highest wish of the stabilization window (Kubernetes' documentation, "Algorithm details" and "Default behavior").
     """
 
     tuning: KedaTuning

@@ -1,4 +1,4 @@
-"""One simulated day of one shape under one policy, and what is kept of it."""
+"""Simulates one day of one shape under one policy, and returns its figures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bench.simulation.policies import Rule
 from bench.simulation.replica import Device
 from serve_app.scaling.scaling_settings import ScalingSettings
 
-# A large model, in round figures: slow, so that a day of many replicas has few requests to simulate.
+# A large, slow model, in round figures: a day with many replicas then has few requests to simulate.
 DEVICE = Device(slots=16, max_waiting=48, kv_tokens=60_000, prefill_per_s=4_000.0, step_s=0.060, row_s=0.002)
 FLEET = Fleet(device=DEVICE, least=1, most=10, start_s=90.0, price_per_hour=10.0, report_s=2.0)
-TUNED_ON = 100  # the seed of the days on which settings are chosen; figures are of other seeds
+TUNED_ON = 100  # seed of the days on which settings are chosen; reported days have other seeds
 TUNED_HOURS = 5.0, 13.0  # from a quiet hour to a busy one
 WINDOW_S = 600.0  # of the plot
 
@@ -27,7 +27,7 @@ Tuning = ScalingSettings | ServeTuning | KedaTuning | ForesightTuning
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A day, or with `tuning_day` the part of it that settings are chosen on."""
+    """A day. With `tuning_day`: only the hours on which settings are chosen."""
 
     shape: str
     tuning: Tuning
@@ -45,7 +45,7 @@ def policy_of(tuning: Tuning, requests: Iterable[Arrival], seconds: float) -> Po
 
 
 def simulate(job: Job) -> dict[str, Any]:
-    """The figures of a day, ready for JSON."""
+    """Simulates a day and returns its figures, for JSON."""
     since_s, until_s = (job.hours[0] * 3600.0, job.hours[1] * 3600.0) if job.tuning_day else (0.0, DAY_S)
     requests = list(arrivals(SHAPES[job.shape], job.seed, until_s - since_s, since_s))
     cluster = Cluster(FLEET, policy_of(job.tuning, requests, until_s - since_s), ACCOUNTS, seed=job.seed)
@@ -67,7 +67,7 @@ def simulate(job: Job) -> dict[str, Any]:
 
 
 def windows(outcome: Outcome) -> list[float]:
-    """Replicas that are paid, the mean of each window."""
+    """Mean number of paid replicas in each window."""
     size = int(WINDOW_S / FLEET.look_s)
     return [
         sum(chunk) / len(chunk) for at in range(0, len(outcome.paid), size) if (chunk := outcome.paid[at : at + size])
@@ -75,6 +75,6 @@ def windows(outcome: Outcome) -> list[float]:
 
 
 def meets(figures: dict[str, Any]) -> bool:
-    """Returns whether a day is good enough for its shape."""
+    """Returns whether a day reaches the aims of its shape."""
     shape = SHAPES[figures["shape"]]
     return bool(figures["refused"] <= shape.most_refused and figures["first_p95_s"] <= shape.first_token_s)

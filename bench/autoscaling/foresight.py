@@ -1,4 +1,4 @@
-"""A policy that knows the requests to come: how cheap a day could be. No running service can have it."""
+"""A policy that knows future requests. It shows the minimum cost of a day; a real service cannot use it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from bench.simulation.replica import Device
 from serve_app.scaling.signals import Signals
 
 STEP_S = 10.0
-SLOWEST = 1.2  # a start takes up to so many times `Fleet.start_s`
+SLOWEST = 1.2  # longest start, as a multiple of `Fleet.start_s`
 
 
 @dataclass(frozen=True, slots=True)
 class ForesightTuning:
-    """The load is meant over `mean_s` seconds, and `fill` of each replica is used by it."""
+    """The load is averaged over `mean_s` seconds, and may use the share `fill` of each replica."""
 
     mean_s: float
     fill: float
 
 
 class Foresight:
-    """Has at each moment the replicas for the load of that moment: starts them in time, and ends them at once.
+    """Always has the replicas for the current load: starts them in time, and stops surplus ones immediately.
 
-    A replica that is needed again before another one could have started stays.
+    A surplus replica stays if it will be needed again before a new one could start.
     """
 
     def __init__(self, tuning: ForesightTuning, fleet: Fleet, arrivals: Iterable[Arrival], seconds: float) -> None:
@@ -47,6 +47,6 @@ class Foresight:
 
 
 def full_s(device: Device, arrival: Arrival) -> float:
-    """Seconds for which a request keeps a replica that is full of such requests."""
+    """Seconds of a full replica's time that a request needs."""
     step_s = (device.step_s + device.row_s * device.slots) / device.slots
     return arrival.prompt / device.prefill_per_s + arrival.output * step_s

@@ -1,4 +1,4 @@
-"""The picture of the first day of each shape: replicas that are paid, under each policy."""
+"""Plots the paid replicas on the first day of each shape, under each policy."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from bench.autoscaling.days import WINDOW_S
 from bench.autoscaling.traffic import SHAPES, arrivals
 from bench.harness.command import say
 
-#: Told apart with any colour vision.
+#: Distinct with any colour vision.
 COLOURS = {"rule": "#000000", "serve": "#d55e00", "keda": "#56b4e9"}
 LABELS = {"rule": "the rule", "serve": "Serve's policy, tuned", "keda": "KEDA on queue depth, tuned"}
 
 
 def draw(results: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Writes the SVG file; name -> what it shows. Nothing, with one line, where matplotlib is not installed."""
+    """Writes the SVG file. Returns its caption by file name: none if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
         say("no plot: matplotlib is missing (pip install -e '.[bench]')")
         return {}
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "autoscaling"  # the same figures make the same file
+    matplotlib.rcParams["svg.hashsalt"] = "autoscaling"  # equal figures give equal files
     import matplotlib.pyplot as plt
 
     records = results["records"]
@@ -43,7 +43,7 @@ def draw(results: dict[str, Any], folder: Path) -> dict[str, str]:
     figure.tight_layout()
     figure.savefig(folder / "autoscaling.svg", metadata={"Date": None})
     plt.close(figure)
-    return {"autoscaling.svg": "Replicas that are paid over a simulated day of each shape, under each policy"}
+    return {"autoscaling.svg": "Paid replicas over a simulated day of each shape, under each policy"}
 
 
 def _requests(shape: str, seed: int) -> tuple[list[float], list[float]]:

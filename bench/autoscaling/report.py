@@ -20,11 +20,11 @@ TITLES = {
     "before": "Serve's policy, as it was set before",
     "foresight": "with the day known in advance",
 }
-NEEDED = 0.25  # cheaper than Serve's tuned policy
+MIN_SAVING = 0.25  # compared with Serve's tuned policy
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Renews what stands between the two marks; plot and records go into the folder of the same name.
+    """Replaces the text between the two marks. Plot and records go into the folder of the same name.
 
     Raises:
         ValueError: the document has no marks.
@@ -47,9 +47,9 @@ def promises(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         saved = 1.0 - _mean(ours, "cost") / _mean(serve, "cost")
         figures = {"refusals": "refused", "queue age": "queued_p95_s"}
         worse = [title for title, name in figures.items() if _mean(ours, name) > _mean(serve, name) + 1e-9]
-        found = f"{saved:.0%}, and " + (f"worse in {' and '.join(worse)}" if worse else "no worse in either")
-        title = f"{SHAPES[shape].title}: cost below Serve's tuned policy, at no worse p95 queue age and refusals"
-        rows.append((title, f"at least {NEEDED:.0%}", found, saved >= NEEDED and not worse))
+        found = f"{saved:.0%}, and " + (f"worse in {' and '.join(worse)}" if worse else "not worse in either")
+        title = f"{SHAPES[shape].title}: cost below Serve's tuned policy, with p95 queue age and refusals not worse"
+        rows.append((title, f"at least {MIN_SAVING:.0%}", found, saved >= MIN_SAVING and not worse))
     return rows
 
 
@@ -61,7 +61,7 @@ def markdown(results: dict[str, Any], pictures: str = "") -> str:
         table(["", "needed", "simulated", "kept"], rows),
         f"Means of {len({one['seed'] for one in results['records']})} days of each shape, with the range. A replica "
         f"takes {fleet['start_s']:.0f} s to start and costs {fleet['price']:g} an hour; there are {fleet['least']} to "
-        f"{fleet['most']}. Refused are requests that got at least one refusal, or came too late.",
+        f"{fleet['most']}. The refused share counts requests that were refused at least once or started too late.",
         *(_shape(results, shape) for shape in _shapes(results)),
         pictures,
     ]
@@ -108,7 +108,7 @@ def _settings(settings: dict[str, Any]) -> str:
     }
     shown = [form.format(settings[name]) for name, form in names.items() if name in settings]
     if "counts_running" in settings:
-        shown.append("running requests counted" if settings["counts_running"] else "waiting requests alone")
+        shown.append("running requests counted" if settings["counts_running"] else "only waiting requests counted")
     return ", ".join(shown)
 
 

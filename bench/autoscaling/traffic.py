@@ -1,12 +1,13 @@
-"""Days of requests, drawn with a seed after published traces: their lengths, their bursts, their hours.
+"""Random days of requests, modelled on published traces. A day is determined by its seed.
 
-- `conversation` and `code`: the lengths and the minutes of Azure's traces of 2023 (Patel et al., Splitwise, ISCA 2024;
-  github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_{conv,code}.csv, CC-BY). The deciles below are those
-  of the files. Requests per minute vary there with a coefficient of variation of 0.25 and 1.03; gaps between requests
-  with 1.09 and 13. The hours of the day are ours: the busiest hour
-  has 1.7 and 2.8 times the mean, 3.3 and 34.6 times the quietest.
-- `bursts`: gaps by a gamma distribution, as BurstGPT models its trace (Wang et al., arXiv 2401.17644), with a shape of
-  0.25 (a coefficient of variation of 2), over hours like those of `conversation`, with surges to three times the rate.
+- `conversation` and `code`: lengths and rates per minute as in Azure's traces of 2023 (Patel et al., Splitwise, ISCA
+  2024; github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_{conv,code}.csv, CC-BY). The quantiles below
+  are those of the files. In the files, the coefficient of variation is 0.25 and 1.03 for requests per minute, and 1.09
+  and 13 for gaps between requests. The daily curve is our assumption: the busiest hour has 1.7 and 2.8 times the mean
+  rate, and 3.3 and 34.6 times the rate of the quietest hour.
+- `bursts`: gaps with a gamma distribution, as in BurstGPT's model of its trace (Wang et al., arXiv 2401.17644), with a
+  shape of 0.25 (a coefficient of variation of 2). The daily curve is that of `conversation`, with surges to three times
+  the rate.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bench.simulation.cluster import Arrival
 DAY_S = 86_400.0
 ACCOUNTS = tuple(f"account-{number}" for number in range(40))
 _WEIGHTS = list(accumulate(1.0 / (number + 1) for number in range(len(ACCOUNTS))))  # Zipf
-_STEP_S = 10.0  # the rate is constant for so long
+_STEP_S = 10.0  # duration of a constant rate
 
 Quantiles = tuple[tuple[float, float], ...]  # share of the requests, tokens
 
@@ -40,19 +41,19 @@ CODE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A kind of day. Rates are requests per second; the mean of a day is `mean_per_s`."""
+    """A kind of day. `mean_per_s` is the day's mean rate, in requests per second."""
 
     name: str
     title: str
     mean_per_s: float
-    peak: float  # of the busiest hour, in means
-    quietest: float  # of the quietest hour, in means
+    peak: float  # rate of the busiest hour, as a multiple of the mean
+    quietest: float  # rate of the quietest hour, as a multiple of the mean
     lengths: tuple[Quantiles, Quantiles]
     gap_shape: float  # of the gamma distribution of gaps; 1: a Poisson process
-    variation: float  # coefficient of variation of the rate, beside the hours
+    variation: float  # coefficient of variation of the rate, besides the daily curve
     lasts_s: float  # time constant of that variation
-    surges: int = 0  # in a day, of ten minutes each, to three times the rate
-    # What settings are chosen for: at most so many requests refused or too late, and a first token by then (p95).
+    surges: int = 0  # per day, of ten minutes each, with three times the rate
+    # Aims for the choice of settings: maximum share of refused or late requests, and p95 of the first token.
     most_refused: float = 0.01
     first_token_s: float = 5.0
 
@@ -70,13 +71,13 @@ SHAPES = {
 
 
 def arrivals(shape: Shape, seed: int, seconds: float = DAY_S, since_s: float = 0.0) -> Iterator[Arrival]:
-    """The requests of a day, or of a part of it that begins at `since_s`, in the order of time."""
+    """Yields the requests of a day, or of a part of it that begins at `since_s`, in the order of time."""
     rng = Random(f"{shape.name}-{seed}")
     rate = _rate(shape, rng)
     at = left = 0.0
     step_ends, now_per_s = 0.0, 0.0
     while True:
-        # A renewal process with gaps of mean 1, in a time that runs as fast as the rate.
+        # A renewal process with gaps of mean 1, on a clock whose speed is the rate.
         left += rng.gammavariate(shape.gap_shape, 1.0 / shape.gap_shape)
         while left > (step_ends - at) * now_per_s:
             left -= (step_ends - at) * now_per_s
@@ -93,21 +94,21 @@ def arrivals(shape: Shape, seed: int, seconds: float = DAY_S, since_s: float = 0
 
 
 def draw(quantiles: Quantiles, share: float) -> int:
-    """Tokens at a share of the distribution, straight between its quantiles."""
+    """Tokens at a share of the distribution, interpolated linearly between its quantiles."""
     index = min(bisect_right(quantiles, (share, 1e9)), len(quantiles) - 1)
     (low, fewer), (high, more) = quantiles[index - 1], quantiles[index]
     return max(1, round(fewer + (more - fewer) * (share - low) / (high - low)))
 
 
 def hours(shape: Shape, at: float) -> float:
-    """The rate by the hour, in means of the day: a cosine to the power that makes mean, peak and quietest right."""
-    wave = (1.0 - cos(2.0 * pi * (at / DAY_S - 0.125))) / 2.0  # the quietest at three o'clock
+    """Daily curve at a time, as a multiple of the mean: a cosine with the power that gives mean, peak and quietest."""
+    wave = (1.0 - cos(2.0 * pi * (at / DAY_S - 0.125))) / 2.0  # minimum at three o'clock
     return shape.quietest + (shape.peak - shape.quietest) * wave ** _power(shape)
 
 
 @cache
 def _power(shape: Shape) -> float:
-    """The power with which the mean of a day is 1, by bisection."""
+    """Finds the power with which the mean of a day is 1, by bisection."""
     wanted = (1.0 - shape.quietest) / (shape.peak - shape.quietest)
     low, high = 0.05, 20.0
     for _ in range(40):
@@ -118,7 +119,7 @@ def _power(shape: Shape) -> float:
 
 
 def _rate(shape: Shape, rng: Random) -> Callable[[float], float]:
-    """Requests per second; to be called step by step. What varies is log-normal, drawn back to its mean."""
+    """Returns the rate at a time, to be called once per step. Its variation is log-normal and mean-reverting."""
     sigma = sqrt(log(1.0 + shape.variation**2))
     kept = exp(-_STEP_S / shape.lasts_s)
     surges = [rng.uniform(0.0, DAY_S) for _ in range(shape.surges)]

@@ -1,4 +1,4 @@
-"""The best settings of each policy for each shape: the cheapest that are good enough, on days of another seed."""
+"""Chooses each policy's settings for each shape: the cheapest that reach the aims, on days with another seed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bench.autoscaling.days import TUNED_ON, Job, Tuning, meets
 from bench.autoscaling.foresight import ForesightTuning
 from serve_app.scaling.scaling_settings import ScalingSettings
 
-Simulate = Callable[[Iterable[Job]], list[dict[str, Any]]]  # several days at once, in order
+Simulate = Callable[[Iterable[Job]], list[dict[str, Any]]]  # simulates several days, and returns their figures in order
 
-# A mean over 30 s and a short delay are better than the last 10 s and none on most days; the others are tried beside.
+# On most days, a mean over 30 s with a short delay is better than 10 s without delay. `serve_neighbours` tries others.
 SERVE = [
     ServeTuning(target, 15.0, down_s, 30.0)
     for target in (4.0, 6.0, 8.0, 10.0, 12.0, 14.0)
@@ -31,7 +31,7 @@ FORESIGHT = [
     ForesightTuning(mean_s, fill) for mean_s, fill in ((30.0, 0.6), (30.0, 0.8), (60.0, 0.8), (60.0, 1.0), (120.0, 1.0))
 ]
 
-# What was chosen so.
+# The result of `tuned`.
 CHOSEN: dict[str, dict[str, Tuning]] = {
     "conversation": {
         "rule": ScalingSettings(spare=0.25, smooth_s=45.0),
@@ -52,7 +52,7 @@ CHOSEN: dict[str, dict[str, Tuning]] = {
         "foresight": ForesightTuning(60.0, 1.0),
     },
 }
-BEFORE = ServeTuning(8.0)  # half of a replica's sequences with Serve's default delays: as cluster/ had it
+BEFORE = ServeTuning(8.0)  # earlier settings of cluster/: half of a replica's sequences, Serve's default delays
 
 
 def serve_neighbours(best: ServeTuning) -> list[ServeTuning]:
@@ -65,7 +65,7 @@ def serve_neighbours(best: ServeTuning) -> list[ServeTuning]:
 
 
 def best(tried: list[tuple[Tuning, dict[str, Any]]]) -> Tuning:
-    """The cheapest that is good enough; where none is, the one that refuses least."""
+    """The cheapest settings that reach the aims. If there are none, those that refuse the fewest requests."""
     good = [one for one in tried if meets(one[1])]
     if good:
         return min(good, key=lambda one: float(one[1]["cost"]))[0]

@@ -1,1 +1,1 @@
-"""Benchmarks of the console: what it costs, and how soon its pages appear."""
+"""Benchmarks of the console: its cost for chat requests, and how fast its pages appear."""

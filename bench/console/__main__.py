@@ -1,7 +1,7 @@
-"""Measures what 50 people who browse the console cost those who chat: `make bench-console`, six minutes.
+"""Measures how much 50 people who browse the console slow down chat requests: `make bench-console`, six minutes.
 
 Windows with and without the 50 sessions alternate in one run. Each session opens a page, reads it for some seconds,
-and opens the next one. The service is config.yaml with the console beside it.
+and opens the next one. The service is config.yaml with the console.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
 from bench.harness.servers import ServerError
 
-READS_S: Final = 10.0  # a page, on average
+READS_S: Final = 10.0  # per page, on average
 REST_S: Final = 2.0
 _CSRF: Final = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 
@@ -39,14 +39,14 @@ class Readers:
         self._http = [_client(base_url, number) for number in range(sessions)]
 
     async def sign_in(self, link: str) -> None:
-        """One accepts the invitation; the others sign in, a few at a time: each password takes 64 MiB."""
+        """The first session accepts the invitation. The others sign in one by one: each password takes 64 MiB."""
         first, *others = self._http
         await self._submit(first, link, name="Reader", new_password=PASSWORD)
         for http in others:
             await self._submit(http, "/console/sign-in", email=EMAIL, password=PASSWORD)
 
     async def browse(self, seed: int) -> None:
-        """Until it is cancelled."""
+        """Opens pages until it is cancelled."""
         await asyncio.gather(*(self._read(http, Random(f"{seed} {n}")) for n, http in enumerate(self._http)))
 
     async def close(self) -> None:
@@ -66,17 +66,17 @@ class Readers:
         if (found := _CSRF.search(answer.text)) is not None:
             answer = await http.post(path, data={"csrf": found[1], **fields})
         if answer.status_code != 303:
-            raise ServerError(f"{path} did not let a session in: {answer.status_code} {answer.text[-500:]}")
+            raise ServerError(f"sign-in at {path} failed: {answer.status_code} {answer.text[-500:]}")
 
 
 def _client(base_url: str, number: int) -> httpx.AsyncClient:
-    """As if from an address of its own: one address may not sign in 50 times."""
+    """Creates a client with a separate address, because one address may not sign in 50 times."""
     headers = {"x-forwarded-for": f"192.0.2.{number + 1}"}
     return httpx.AsyncClient(base_url=base_url, timeout=60, trust_env=False, headers=headers)
 
 
 async def chat(base_url: str, key: str, clients: int, seconds: float) -> list[float]:
-    """Seconds of each streamed reply of closed loops."""
+    """Streams replies in closed loops. Returns the seconds of each."""
     waits: list[float] = []
     until = time.monotonic() + seconds
     head = {"authorization": f"Bearer {key}"}
@@ -103,7 +103,7 @@ async def measure(server: WithConsole, options: argparse.Namespace) -> dict[str,
     account_id, key = server.new_account("bench", "1000", rpm=1_000_000, tpm=10**9)
     invited = server.admin(f"/admin/accounts/{account_id}/people", {"email": EMAIL, "role": "owner"})
     readers = Readers(server.base_url, account_id, options.sessions)
-    say(f"signing {options.sessions} sessions in")
+    say(f"signing in {options.sessions} sessions")
     await readers.sign_in(f"/console{invited['path']}")
     await chat(server.base_url, key, options.clients, options.seconds / 3)
     windows: dict[bool, list[list[float]]] = {False: [], True: []}
@@ -141,12 +141,12 @@ def _quantile(values: list[float], part: float) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.console", description=__doc__)
     parser.add_argument("--sessions", type=int, default=50, help="default: 50")
-    parser.add_argument("--clients", type=int, default=4, help="of chat; default: 4")
-    parser.add_argument("--rounds", type=int, default=4, help="of two windows each; default: 4")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of a window; default: 30")
+    parser.add_argument("--clients", type=int, default=4, help="chat clients; default: 4")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of two windows; default: 4")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of a window; default: 30")
     options = parser.parse_args(arguments)
     server = WithConsole(PEERS)
 

@@ -1,4 +1,4 @@
-"""A browser in front of the console of a service with sixty days of data."""
+"""A browser, and a service with a console and sixty days of data."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from serve_app.contracts.units import HOUR_S
 from serve_app.storage.sealing import SecretKeys
 
 PATIENCE_S: Final = 60
-#: Pages of the table that a browser does not show: files, parts of pages, and ways to another server.
+#: Entries of PAGES that a browser does not show: files, parts of pages, and redirects to another server.
 NO_PAGES: Final = ("/static/", ".csv", ".pdf", ".json", "/openid", "/playground/requests/")
-PUBLIC: Final = ("/", "/docs", "/docs/guides/quick-start")  # beside the console
+PUBLIC: Final = ("/", "/docs", "/docs/guides/quick-start")  # outside the console
 
 
 class Lived(WithConsole, Bundled):
-    """config.yaml and the console, with open sign-up, payments and a new ledger of sixty days at each start."""
+    """config.yaml and the console, with open sign-up and payments. Each start has a new ledger of sixty days."""
 
     life: Life
 
     def config(self) -> dict[str, Any]:
         config = super().config()
-        mail = {"host": "127.0.0.1", "port": 9, "sender": "console@example.com"}  # nobody listens there
+        mail = {"host": "127.0.0.1", "port": 9, "sender": "console@example.com"}  # nothing listens on this port
         console = {"mail": mail, "url": f"{self.base_url}/console", "signup": "open"}
         config["applications"][-1]["args"] |= console
         return config
@@ -53,7 +53,7 @@ class Lived(WithConsole, Bundled):
         }
 
     def pages(self) -> dict[str, list[tuple[str, str]]]:
-        """Returns names and paths of all pages, by visitor: signed out, an owner, an operator."""
+        """Returns names and paths of all pages by visitor: "" (signed out), an owner, an operator."""
         life, month = self.life, time.strftime("%Y-%m", time.gmtime())
         keys = SecretKeys(secret_files.secret_file(self.home, "secret-key").encode())
         sign_up = links.make_link(keys, links.SIGN_UP, "kim@example.com", time.time() + HOUR_S)

@@ -1,4 +1,4 @@
-"""Sixty days of a service's life for the console's pictures and measurements, made by the ledger's own commands."""
+"""Sixty days of data for the console's pictures and measurements, written by the ledger's own commands."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from serve_app.contracts.units import DAY_S, HOUR_S
 
 DAYS: Final = 60
 BATCH: Final = 250  # settlements
-PRICE: Final = Price(270, 70, 1100)  # of config.yaml, in nano-units per token
+PRICE: Final = Price(270, 70, 1100)  # as in config.yaml, in nano-units per token
 WEEK: Final = (1.0, 1.1, 1.15, 1.05, 0.9, 0.35, 0.3)  # requests of a day, from Monday on
 HOURS: Final = (0.3,) * 7 + (0.6, 1.0) + (1.4,) * 8 + (1.0, 0.8) + (0.5,) * 5
 OWNER, OPERATOR, SECOND = "mira@acme-robotics.example", "lena@example.com", "omar@example.com"
 BY_OWNER, BY_OPERATOR, BY_SECOND = Audit(OWNER), Audit(OPERATOR), Audit(SECOND)
 JONAS, PRIYA, TOMAS = ("Jonas Weber", "member"), ("Priya Nair", "billing"), ("Tomas Silva", "member")
 MEMBERS: Final = {"jonas": JONAS, "priya": PRIYA, "tomas": TOMAS}
-#: Keys of the account in the pictures: name, maker, part of the requests, part of them to svc-coder, terms.
+#: Keys of the account in the pictures: name, creator, share of the requests, share of those to svc-coder, terms.
 KEYS: Final[tuple[tuple[str, str, float, float, dict[str, Any]], ...]] = (
     ("production", OWNER, 0.55, 0.1, {"tags": ("prod", "support"), "budget": 120, "budget_period": "month"}),
     ("batch jobs", "jonas", 0.25, 0.35, {"tags": ("batch",), "budget": 60, "budget_period": "month", "rpm": 120}),
@@ -38,7 +38,7 @@ KEYS: Final[tuple[tuple[str, str, float, float, dict[str, Any]], ...]] = (
     ("code review", "jonas", 0.08, 1.0, {"tags": ("ci", "prod"), "models": ("svc-coder",)}),
     ("old laptop", "tomas", 0.0, 0.5, {}),
 )
-#: Other accounts: name, requests on a Monday at the end, payment in units of the currency.
+#: Other accounts: name, requests on the last Monday, payment in units of the currency.
 HELIOS, NORTHWIND, HARBOR = ("Helios Labs", 380, 400), ("Northwind", 260, 250), ("Blue Harbor", 150, 120)
 OTHERS: Final = (HELIOS, NORTHWIND, HARBOR, ("Juniper Health", 80, 60), ("Quiet Fox", 60, 25))
 ACME_REQUESTS: Final = 1100
@@ -57,7 +57,7 @@ class Life(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A key that sends requests, until some days ago."""
+    """A key that sends requests, until `until` days ago."""
 
     account_id: str
     key_id: str
@@ -67,7 +67,7 @@ class _Source(NamedTuple):
 
 
 class _Past:
-    """A ledger whose clock goes from DAYS ago to now."""
+    """A ledger whose clock advances from DAYS ago to now."""
 
     def __init__(self, url: str) -> None:
         self.rng, self.end = Random("the console's data"), time.time()
@@ -130,13 +130,13 @@ class _Past:
 
 
 def payment(account_id: str, amount: int, rng: Random) -> commands.AddCredit:
-    """Returns a payment as the provider's report books it."""
+    """Returns a payment as the payment provider's webhook would book it."""
     key = f"stripe pi_{rng.getrandbits(96):024x}"
     return commands.AddCredit(account_id, amount * NANO_PER_UNIT, "top_up", key, key, audit=Audit("stripe"))
 
 
 def fill(url: str) -> Life:
-    """Fills an empty ledger: one account that the pictures show, others beside it, and two operators."""
+    """Fills an empty ledger with the account in the pictures, other accounts, and two operators."""
     past = _Past(url)
     with past.ledger as ledger:
         acme = past.account("Acme Robotics", 100)
@@ -170,7 +170,7 @@ def fill(url: str) -> Life:
 
 
 def _events(past: _Past, acme: str, made: dict[str, str], others: dict[str, str]) -> dict[int, list[Command[Any]]]:
-    """Returns what people do, by days ago."""
+    """Returns people's commands, by number of days ago."""
     unit, end, rng = NANO_PER_UNIT, past.end, past.rng
     fox, northwind, helios, harbor = (others[name] for name in ("Quiet Fox", "Northwind", "Helios Labs", "Blue Harbor"))
     alerts = (("balance", 50, OWNER), ("day", 25, OWNER), ("month", 400, "priya@acme-robotics.example"))

@@ -1,6 +1,6 @@
 """Takes pictures of the console for README.md: `make pictures`, two minutes.
 
-It needs Debian's chromium-driver. `--all` takes every page instead, on a desk and on a phone.
+It needs Debian's chromium-driver. With `--all`, takes every page instead, in the size of a desktop and of a phone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.harness.servers import ServerError
 
 DESK, PHONE = (1440, 900), (390, 844)
 HIGHEST: Final = 6000
-DRAW_S: Final = 0.5  # for charts after the page is there
+DRAW_S: Final = 0.5  # for charts, after the page has loaded
 QUESTION: Final = "What is an API key? Answer in two sentences."
 ACCOUNT: Final = "/console/accounts/{account_id}"
 #: Pictures of README.md, by the path of their page.
@@ -39,9 +39,9 @@ SHOWN: Final = {
     f"{ACCOUNT}/keys": "keys",
     "/console/operator": "operators",
 }
-#: Pages that `--all` also takes in dark.
+#: Pages that `--all` also takes in dark mode.
 DARK: Final = ("/", "/console/sign-in", "/console/operator/accounts/{id}", f"{ACCOUNT}/billing", *SHOWN)
-#: Dialogs, by the path of their page: what opens them.
+#: CSS selectors of the buttons that open dialogs, by the path of their page.
 DIALOGS: Final = {
     f"{ACCOUNT}/keys": ("[commandfor=new-key]", "[aria-label='Actions for production']"),
     f"{ACCOUNT}/billing": ("[commandfor=add-funds]",),
@@ -96,7 +96,7 @@ def of_all(server: Lived, browser: Chrome, folder: Path) -> None:
             name = f"{next(numbers):02}-{name}"
             say(f"taking {name}")
             if page.endswith("/requests/{request_id}"):
-                # The conversation in the playground: it has a line in the request log, which older ones have not.
+                # The request of the playground: unlike older requests, it is in the request log.
                 browser.get(server.base_url + path.rsplit("/", 1)[0])
                 path = urlsplit(browser.find_element(By.CSS_SELECTOR, "td a").get_attribute("href") or "").path
             for scheme in ("light", "dark") if page in DARK else ("light",):
@@ -122,7 +122,7 @@ def of_all(server: Lived, browser: Chrome, folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.console.pictures", description=__doc__)
     parser.add_argument("--to", type=Path, required=True, help="folder of the pictures")
     parser.add_argument("--all", action="store_true", help="take every page")

@@ -1,4 +1,4 @@
-"""The service with its console, and who reads it."""
+"""The service with its console, and the person who reads it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from bench.harness.servers import Launched, shipped_config
 
 PASSWORD: Final = "a password of the benchmark"
-EMAIL: Final = f"reader-{secrets.token_hex(4)}@example.org"  # the benchmarks' ledger stays from run to run
+EMAIL: Final = f"reader-{secrets.token_hex(4)}@example.org"  # random, because runs share a ledger
 PAGES: Final = (
     "",
     "/keys",

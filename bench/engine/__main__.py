@@ -25,7 +25,7 @@ WITHOUT_SPECULATION = {"speculation_rows": 0}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when there are results. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
+    """Returns the exit status: 0 if there are results. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
     options = _options(arguments)
     if options.render:
         results = json.loads(options.render.read_text())
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.markdown(results))
     if options.docs:
         report.write_docs(options.docs, results)
-        say(f"{options.docs} is written")
+        say(f"updated {options.docs}")
     return 0 if results["records"] else 1
 
 
@@ -47,32 +47,31 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     size.add_argument("--full", action="store_true", help="long prompts at every number of clients, long windows")
     parser.add_argument("--only", nargs="+", choices=plan.SERVERS, help="servers; default: all that are installed")
     parser.add_argument("--workloads", nargs="+", choices=plan.WORKLOADS, default=list(plan.WORKLOADS))
-    parser.add_argument("--clients", nargs="+", type=int, help="of the short and the long workload")
+    parser.add_argument("--clients", nargs="+", type=int, help="numbers of clients for the short and the long workload")
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
         "--seed",
         default=f"{time.time_ns():x}",
-        help="the same seed gives the same prompts, to compare two versions; default: new prompts, "
-        "as a peer that stayed up may still hold the KV of earlier ones",
+        help="seed of the prompts: use one seed to compare two versions; default: a new one for each run",
     )
-    parser.add_argument("--least", type=float, metavar="SECONDS", help="the shortest window of one measurement")
+    parser.add_argument("--least", type=float, metavar="SECONDS", help="minimum duration of one measurement")
     parser.add_argument(
-        "--minutes", type=float, default=30.0, help="no round of a server begins after this; default 30"
+        "--minutes", type=float, default=30.0, help="after this time, no server's turn begins; default: 30"
     )
-    parser.add_argument("--peers", type=Path, default=PEERS, help="folder of setup_peers; default: .bench")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="folder with the installed peers; default: .bench")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="an engine setting of ours, as in config.yaml"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override an engine setting of serve-app"
     )
-    parser.add_argument("--slots", type=int, default=16, help="of llama.cpp; default 16")
+    parser.add_argument("--slots", type=int, default=16, help="slots of llama.cpp; default: 16")
     parser.add_argument("--vllm-dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
-    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render what --json wrote")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew tables and plots, as in docs/benchmarks.md")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
+    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render results written by --json")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="update this document, such as docs/benchmarks.md")
     return parser.parse_args(arguments)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The whole run, as `--json` writes it."""
+    """Runs the benchmark and returns the results that `--json` writes."""
     scope = plan.QUICK if options.quick else plan.FULL if options.full else plan.USUAL
     scope = replace(scope, workloads=tuple(options.workloads))
     if options.clients:
@@ -104,7 +103,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         options.seed,
     )
     session.run()
-    # The faster of two: another program may have taken bandwidth from one of them.
+    # The faster of two measurements: another program may have used bandwidth during one of them.
     facts["read_bytes_per_s"] = max(facts["read_bytes_per_s"], _machine()["read_bytes_per_s"])
     return {
         "machine": facts,
@@ -163,7 +162,7 @@ def find_servers(
 
 
 def _machine() -> dict[str, Any]:
-    """In a process of its own: the load generator stays small, and torch's threads end with it."""
+    """Describes the machine in a separate process, so that torch and its threads end before the load."""
     command = [sys.executable, "-m", "bench.harness.machine"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))

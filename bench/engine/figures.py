@@ -18,7 +18,7 @@ class Load:
     seconds: float
     tokens: int
     tokens_per_s: float
-    ttft_s: tuple[float, ...]  # of every request; without a token, its wait until the load was cut
+    ttft_s: tuple[float, ...]  # per request; without a token: seconds until the load was stopped
     unanswered: int  # requests without a token: their waits in `ttft_s` are lower bounds
     token_s: tuple[float, ...]  # seconds per output token after the first, one figure per request
     finished: int
@@ -28,12 +28,12 @@ class Load:
 
 
 def tokens_of(reply: Reply, count: CountTokens) -> int:
-    """Output tokens: by the server's own usage where there is one, else (it was cut) by its text."""
+    """Output tokens of the reply, as the server reported them. Counted in the text if the reply was interrupted."""
     return reply.completion_tokens if reply.completion_tokens is not None else count(reply.text)
 
 
 def load_figures(replies: Sequence[Reply], began_at: float, ended_at: float, count: CountTokens) -> Load:
-    """Figures of a load whose requests were cut at `ended_at`."""
+    """Returns the figures of a load whose open requests were cancelled at `ended_at`."""
     sent = [reply for reply in replies if reply.problem is None and reply.sent_at < ended_at]
     tokens = [tokens_of(reply, count) for reply in sent]
     seconds = ended_at - began_at
@@ -59,7 +59,7 @@ def load_figures(replies: Sequence[Reply], began_at: float, ended_at: float, cou
 
 
 def stream_rate(replies: Sequence[Reply], start: float, end: float, count: CountTokens) -> float:
-    """Tokens per second and stream that arrived between two moments."""
+    """Mean tokens per second of a stream between `start` and `end`."""
     if end <= start or not replies:
         return 0.0
     arrived = sum(count(reply.text_until(end)) - count(reply.text_until(start)) for reply in replies)
@@ -67,15 +67,15 @@ def stream_rate(replies: Sequence[Reply], start: float, end: float, count: Count
 
 
 def longest_pause(reply: Reply, start: float, end: float) -> float:
-    """Seconds of the longest silence of a stream between two moments."""
+    """Seconds of a stream's longest pause between `start` and `end`."""
     times = [start, *(at for at, _ in reply.texts if start < at < end), end]
     return max(later - earlier for earlier, later in pairwise(times))
 
 
 def floor_share(weight_bytes: int, bytes_per_s: float, token_s: float) -> float:
-    """The time to read all weights once from memory, over a stream's time per token (1 is the bound).
+    """Ratio of the time to read all weights once from memory to a stream's time per token.
 
-    Every step of a decoder reads each weight once, for any size of the batch. A server that accepts several drafted
-    tokens a step can exceed 1.
+    A decode step reads each weight once, for any batch size. At 1, memory bandwidth is the only limit. A server that
+    accepts several drafted tokens in a step can exceed 1.
     """
     return weight_bytes / bytes_per_s / token_s

@@ -15,7 +15,7 @@ from bench.harness.results import percentile
 
 ASKS = {SHORT: workloads.short, LONG: workloads.long, CODE: workloads.code_edit}
 CONVERSATIONS = 3
-#: Makes prompts of this run differ from those of earlier ones, whose KV a server may still hold.
+#: Part of each prompt's seed, so that prompts differ between runs.
 Salt = str
 
 
@@ -31,7 +31,7 @@ async def measure(server: EngineServer, cell: Cell, count: CountTokens, salt: Sa
 
 
 async def warm_up(server: EngineServer, salt: Salt, parallel: int) -> list[str]:
-    """Sends a few requests at once, one of them long; returns what went wrong with them."""
+    """Sends a few requests at once, one of them long. Returns their problems."""
     asks = [workloads.short(f"{salt}/warm/{number}") for number in range(parallel)]
     asks[0] = workloads.long(f"{salt}/warm/long")
 
@@ -50,7 +50,7 @@ async def _load(server: EngineServer, cell: Cell, count: CountTokens, seed: str)
     replies = [read(raw) for raw in window.replies]
     load = load_figures(replies, window.began_at, window.ended_at, count)
     record = asdict(load)
-    # Single requests are not kept, only what is derived from them.
+    # The record has percentiles instead of single requests.
     waits, per_token = record.pop("ttft_s"), record.pop("token_s")
     prompts = [reply.prompt_tokens for reply in replies if reply.prompt_tokens is not None]
     return {
@@ -66,7 +66,7 @@ async def _load(server: EngineServer, cell: Cell, count: CountTokens, seed: str)
 
 
 async def _prefix(server: EngineServer, cell: Cell, seed: str) -> dict[str, Any]:
-    """Conversations one after the other: two turns each, the second over the first's tokens."""
+    """Runs conversations one after another. Each has two turns; the second prompt begins with the first turn."""
     first, second, cached, problems = [], [], [], set()
     for number in range(CONVERSATIONS):
         ask = workloads.first_turn(f"{seed}/{number}")
@@ -87,7 +87,7 @@ async def _prefix(server: EngineServer, cell: Cell, seed: str) -> dict[str, Any]
 
 
 async def _disturbed(server: EngineServer, cell: Cell, count: CountTokens, seed: str) -> dict[str, Any]:
-    """Measures the speed that running streams keep from the sending of a long prompt to its first token."""
+    """Measures the speed of running streams while a long prompt is computed: until its first token."""
     streams = [server.call(workloads.steady(f"{seed}/{number}")) for number in range(cell.clients)]
     result = await client.disturbed(streams, server.call(workloads.intruder(seed)), cell.least_s, cell.most_s)
     replies, intruder = [read(raw) for raw in result.streams], read(result.intruder)

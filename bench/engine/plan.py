@@ -30,7 +30,7 @@ class Scope:
     clients: tuple[int, ...]
     long_clients: tuple[int, ...]
     least_s: float
-    most_s: float  # half as much again up to 16 clients, where the promises are
+    most_s: float  # 1.5 times this up to 16 clients, which the promises are about
     workloads: tuple[str, ...] = WORKLOADS
     servers: tuple[str, ...] = SERVERS
 
@@ -41,7 +41,7 @@ FULL = Scope(rounds=3, clients=(1, 4, 16, 32, 64), long_clients=(1, 4, 16, 32, 6
 
 
 def turns(scope: Scope, there: Iterable[str]) -> Iterator[tuple[int, str, list[Cell]]]:
-    """Round by round, server after server (A B C A B C), so that a slow minute of the machine affects all alike."""
+    """Yields the servers' turns round by round (A B C A B C), so that a slow minute affects all servers alike."""
     there = list(there)
     for number in range(scope.rounds):
         for server in scope.servers:
@@ -50,20 +50,20 @@ def turns(scope: Scope, there: Iterable[str]) -> Iterator[tuple[int, str, list[C
 
 
 def _cells(scope: Scope, server: str, number: int) -> Iterator[Cell]:
-    # Loads without a promise are measured once: a run has to end.
-    whole = number == 0 or server in (OURS, PLAIN) or scope.most_s >= FULL.most_s
+    # To keep runs short, peers are measured once on loads that no promise is about.
+    all_loads = number == 0 or server in (OURS, PLAIN) or scope.most_s >= FULL.most_s
     for workload in scope.workloads:
         if workload in (SHORT, LONG):
             for count in scope.clients if workload == SHORT else scope.long_clients:
                 if server == PLAIN and (workload, count) != (SHORT, 1):
-                    continue  # only what speculation costs where nothing repeats
-                if server == ONE_AT_A_TIME and count > 4 and not whole:
-                    continue  # more clients only wait longer
+                    continue  # only this load shows the cost of speculation on text that does not repeat
+                if server == ONE_AT_A_TIME and count > 4 and not all_loads:
+                    continue  # with more clients, each only waits longer
                 most_s = scope.most_s * (1.5 if count <= 16 else 1.0)
                 yield Cell(server, workload, count, scope.least_s, most_s, number)
-        elif workload == CODE and whole:
+        elif workload == CODE and all_loads:
             yield Cell(server, CODE, 1, scope.least_s, 1.5 * scope.most_s, number)
-        elif workload == PREFIX and server != PLAIN and whole:
+        elif workload == PREFIX and server != PLAIN and all_loads:
             yield Cell(server, PREFIX, 1, 0.0, scope.most_s, number)
-        elif workload == DISTURBED and server not in (PLAIN, ONE_AT_A_TIME) and whole:
+        elif workload == DISTURBED and server not in (PLAIN, ONE_AT_A_TIME) and all_loads:
             yield Cell(server, DISTURBED, 4, 2.0, max(40.0, scope.most_s), number)

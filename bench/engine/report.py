@@ -16,10 +16,10 @@ END = "<!-- end of what was measured -->"
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renews this benchmark's part of the document, its plots and its records.
+    """Updates this benchmark's part of the document, its plots and its records.
 
     Raises:
-        ValueError: the document has no place for them.
+        ValueError: the document does not have this benchmark's marks.
     """
     document.renew(
         path,
@@ -124,7 +124,7 @@ def special_tables(results: Results) -> str:
 
 
 def server_table(results: Results) -> str:
-    """Memory, idle cost, and how close each comes to the floor."""
+    """Memory, idle CPU use, and share of the memory-bandwidth floor, by server."""
     bandwidth = results["machine"]["read_bytes_per_s"]
     rows = []
     for name, server in results["servers"].items():
@@ -146,19 +146,20 @@ def server_table(results: Results) -> str:
                 "" if idle is None else f"{idle:.0%}",
             ]
         )
-    head = ["", "weights", "floor per token", "share at 1 client", "at 16", "peak memory", "idle, of a core"]
+    head = ["", "weights", "floor: read all weights", "floor / measured, 1 client", "floor / measured, 16 clients"]
+    head += ["peak memory", "idle CPU, share of one core"]
     return table(head, rows)
 
 
 def notes(results: Results) -> str:
-    """Returns what the tables don't show: settings, missing servers, replies that differ from what was asked for."""
+    """Returns settings, missing servers, and replies that differ from what was requested."""
     lines = [f"- {one['title']}: {_facts(one['facts'])}." for one in results["servers"].values()]
     lines += [f"- Not in the tables: {name} ({why})." for name, why in results["missing"].items()]
     if results["cut_short"]:
         lines.append("- The run was cut short by its time limit: later rounds are missing.")
     records = results["records"]
     client = max((record.get("client_cpu", 0.0) for record in records), default=0.0)
-    lines.append(f"- The load generator took at most {client:.0%} of one core, of the same cores that the servers use.")
+    lines.append(f"- The load generator used at most {client:.0%} of one core. It shares the cores with the servers.")
     for what, sentence in _ODDITIES.items():
         places = sorted({_place(results, record) for record in records if record.get(what)})
         if places:

@@ -20,7 +20,7 @@ from bench.harness.servers import Launched, Server, ServerError, deployment, shi
 
 START_S = 420.0  # vLLM compiles on its first start
 CONTEXT = 8192  # tokens; the model's own
-SEQUENCES = 64  # that vLLM decodes together
+SEQUENCES = 64  # maximum that vLLM decodes together
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -29,7 +29,7 @@ class EngineServer(Server):
 
     model = "bench"
     batches = True  # runs several requests at once
-    pausable = True  # survives being stopped by a signal while another is measured
+    pausable = True  # can be stopped with a signal and continued later
     patience_s = 8.0
 
     def __init__(self, folder: Path) -> None:
@@ -98,15 +98,15 @@ class Ours(Launched, EngineServer):
     ) -> None:
         self.name, self.title = name, title
         super().__init__(folder)
-        self.home = folder / "home"  # one for all runs: the model is converted once
+        self.home = folder / "home"  # shared by all runs: the model is converted once
         self._config = shipped_config()
-        # The load is one account's, and waits as long as the peers' load does.
+        # One account sends the whole load: its limits are lifted, and its requests may wait as long as with the peers.
         deployment(self._config, "Limiter")["user_config"] = {
             "contract": {"rpm": 10**6, "tpm": 10**9, "concurrency": 1024},
             "pressure": {"target_s": 60.0, "prefill_target_s": 600.0, "deadline_s": 3600.0},
         }
         model = deployment(self._config, "Model")
-        model["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}  # a second one would take its cores
+        model["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}  # two would compete for the cores
         model["max_ongoing_requests"] = 256
         [backend] = [one for one in self._config["applications"] if one["import_path"] == "deployments.apps:model"]
         backend["args"] |= {"max_running": 64, **overrides}
@@ -124,7 +124,7 @@ class Ours(Launched, EngineServer):
 
     @property
     def model_folder(self) -> Path:
-        """The converted model, which every peer but llama.cpp reads too."""
+        """The converted model. All peers except llama.cpp use it too."""
         from serve_app.model.bundled import NAME
 
         return self.home / "models" / NAME
@@ -151,7 +151,7 @@ class Transformers(EngineServer):
         return [*command, "--device", "cpu", "--log-level", "error"]
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        # It rejects `stream_options` and sends usage anyway; its own field disables the end-of-sequence token.
+        # It rejects `stream_options` but reports usage anyway. `generation_config` disables the end-of-sequence token.
         generation = {"eos_token_id": -1, "pad_token_id": 2, "max_new_tokens": ask.max_tokens}
         generation["do_sample"] = ask.temperature > 0
         return {
@@ -179,7 +179,7 @@ class ContinuousBatching(Transformers):
     batches = True
 
     def command(self) -> list[str]:
-        # Its default takes nine tenths of the machine's memory for the KV cache.
+        # The default takes nine tenths of the machine's memory for the KV cache.
         return [*super().command(), "--continuous-batching", "--cb-max-memory-percent", "0.15"]
 
 
@@ -196,7 +196,7 @@ class LlamaCpp(EngineServer):
     def command(self) -> list[str]:
         command = [self.peer["server"], "--model", str(self.gguf), "--host", "127.0.0.1", "--port", str(self.port)]
         threads = str(len(os.sched_getaffinity(0)))
-        # A whole context for each slot, 3 GB of cache at 16: a shared one saves memory and costs it speed.
+        # Each slot has a full context, 3 GB of cache for 16 slots. A shared context would need less but be slower.
         context = str(CONTEXT * self.slots)
         command += ["--threads", threads, "--parallel", str(self.slots), "--ctx-size", context, "--no-kv-unified"]
         return [*command, "--no-webui"]
@@ -234,14 +234,14 @@ class Vllm(EngineServer):
 
     def environment(self) -> dict[str, str]:
         cores = sorted(os.sched_getaffinity(0))
-        # Its documentation asks for Intel's OpenMP, which comes with it but is not loaded by default.
+        # vLLM's documentation recommends Intel's OpenMP, which is installed with vLLM but not loaded by default.
         openmp = Path(self.peer["python"]).parents[1] / "lib" / "libiomp5.so"
         preload = {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
         return {
             **super().environment(),
             **preload,
             "VLLM_CPU_KVCACHE_SPACE": "3",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # its default leaves one core to its front end
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # by default, one core is left to the front end
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
         }
@@ -255,7 +255,7 @@ class Vllm(EngineServer):
 
 
 class OnVllm(Ours):
-    """The whole service with vLLM as its engine, on the threads, memory and sequences of the bare one."""
+    """The whole service with vLLM as its engine, with the threads, memory and sequences of `vllm serve`."""
 
     title = "serve-app on vLLM"
     patience_s = 40.0
@@ -265,7 +265,7 @@ class OnVllm(Ours):
         self.args.clear()
         self.args |= {"model": "bundled", "engine": "vllm", "dtype": vllm.dtype, "kv_cache_memory": "3GiB"}
         self.args |= {"max_running": SEQUENCES, "max_waiting": SEQUENCES, "interpreter": vllm.peer["python"]}
-        # The kernels compile in the cache of the bare one.
+        # The environment of `vllm serve`, to share its cache of compiled kernels.
         own = {name: value for name, value in vllm.environment().items() if os.environ.get(name) != value}
         runtime = {"py_executable": vllm.peer["python"], "env_vars": own}
         deployment(self._config, "Model")["ray_actor_options"] = {"num_cpus": 1, "runtime_env": runtime}

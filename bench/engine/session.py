@@ -14,7 +14,7 @@ from bench.engine.servers import EngineServer
 from bench.harness.command import say
 from bench.harness.servers import ServerError
 
-#: Processor seconds per second below which a server has nothing left to do, if it needs none when idle.
+#: CPU use, in seconds per second, below which a server counts as idle. `_settles` adds the server's own idle use.
 IDLE_CPU = 0.25
 SETTLE_S = 10.0
 
@@ -36,14 +36,14 @@ class Session:
         self._salt = seed
 
     def run(self) -> None:
-        """Measures all rounds. Everything has ended when this returns or raises."""
+        """Measures all rounds. All servers have stopped when this returns or raises."""
         try:
             for number, name, cells in turns(self.scope, self.servers):
                 if name in self.missing:
                     continue
                 if time.monotonic() > self._until:
                     self.cut_short = True
-                    say("the time is up: what is left is not measured")
+                    say("time limit reached: the remaining rounds are not measured")
                     break
                 say(f"round {number + 1} of {self.scope.rounds}: {name}, {time.monotonic() - self._began:.0f} s so far")
                 self._turn(self.servers[name], cells)
@@ -55,7 +55,7 @@ class Session:
         try:
             self._wake(server)
         except ServerError as error:
-            self.missing[server.name] = str(error).splitlines()[0][:200]  # the rest is its log
+            self.missing[server.name] = str(error).splitlines()[0][:200]  # the other lines are its log
             say(str(error))
             return
         assert server.tree is not None
@@ -77,9 +77,9 @@ class Session:
             )
             say(f"  {line(self.records[-1])}")
             if cell is last and not server.pausable:
-                break  # it is ended below
+                break  # it is stopped below
             if not self._settles(server):
-                say(f"  {server.name} still works on what was cut {SETTLE_S:.0f} s ago: starting it anew")
+                say(f"  {server.name} is still busy {SETTLE_S:.0f} s after its requests were cancelled: restarting it")
                 server.stop()
                 if cell is not last:
                     self._wake(server)
@@ -89,7 +89,7 @@ class Session:
             server.stop()
 
     def _wake(self, server: EngineServer) -> None:
-        """Starts or resumes it, warms it up, and notes what it costs when idle."""
+        """Starts or resumes the server, warms it up, and measures its idle CPU use once."""
         fresh = server.tree is None
         if server.tree is not None:
             server.tree.resume()
@@ -108,7 +108,7 @@ class Session:
             server.idle_cpu = server.tree.busy(1.0)
 
     def _settles(self, server: EngineServer) -> bool:
-        """Waits until the server has dropped what was cut; False when it is still busy after some seconds."""
+        """Waits until the server has dropped cancelled requests. Returns False if it is still busy after SETTLE_S."""
         assert server.tree is not None
         until = time.monotonic() + SETTLE_S
         while server.tree.busy(0.25) > IDLE_CPU + min(1.5 * (server.idle_cpu or 0.0), IDLE_CPU):

@@ -1,4 +1,4 @@
-"""Installs the servers that the benchmark compares with, each into a folder of its own: `make bench-engine-peers`."""
+"""Installs the servers that the benchmark compares with, each into a separate folder: `make bench-engine-peers`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when every chosen peer is there afterwards."""
+    """Returns the exit status: 0 if every chosen peer is installed."""
     return peers.main(INSTALLERS, "python -m bench.engine.setup_peers", str(__doc__), arguments)
 
 
 def install_gguf(target: Path) -> dict[str, Any]:
-    """The bundled model's own file, which llama.cpp reads."""
+    """Installs the bundled model's GGUF file for llama.cpp, or uses the file that the environment names."""
     named = os.environ.get(GGUF_VARIABLE)
     if named:
         gguf = Path(named).expanduser().absolute()
@@ -38,7 +38,7 @@ def install_gguf(target: Path) -> dict[str, Any]:
 
 
 def install_transformers(target: Path) -> dict[str, Any]:
-    """`transformers serve`, at the version that the engine itself runs on."""
+    """Installs `transformers serve`, in the version that the engine uses."""
     python = peers.environment(target)
     peers.pip(target, python, "install", TORCH)
     peers.pip(target, python, "install", TORCH, TRANSFORMERS, "accelerate==1.15.0")
@@ -46,7 +46,7 @@ def install_transformers(target: Path) -> dict[str, Any]:
 
 
 def install_llama_cpp(target: Path) -> dict[str, Any]:
-    """llama.cpp's own server, built from the sources that the Python package carries, with cmake's default flags."""
+    """Builds llama.cpp's server from the sources in its Python package, with cmake's default flags."""
     peers.pip(target, sys.executable, "download", "--no-deps", "--no-binary", ":all:", "-d", str(target), LLAMA_CPP)
     with tarfile.open(_one(target.glob("*.tar.gz"))) as archive:
         archive.extractall(target / "src", filter="data")
@@ -60,12 +60,12 @@ def install_llama_cpp(target: Path) -> dict[str, Any]:
     server = build / "bin" / "llama-server"
     done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SetupError("the server was built and does not start")
+        raise SetupError("the server was built but does not start")
     return {"server": str(server), "version": f"{LLAMA_CPP} sources", "flags": _cmake_flags(build)}
 
 
 def install_vllm(target: Path) -> dict[str, Any]:
-    """vLLM's CPU build, as `make engine-vllm` installs it; that one is used if it is there."""
+    """Installs vLLM's CPU build, or uses the installation of `make engine-vllm` in `.vllm`."""
     ours = ROOT / ".vllm"
     folder = ours if vllm_environment.is_installed(ours, cuda=False) else target / "venv"
     try:
@@ -92,7 +92,7 @@ def _cmake_flags(build: Path) -> str:
 def _one(paths: Iterable[Path]) -> Path:
     found = sorted(paths)
     if len(found) != 1:
-        raise SetupError(f"one file was expected in the package, {len(found)} are there")
+        raise SetupError(f"expected one file in the package, found {len(found)}")
     return found[0]
 
 

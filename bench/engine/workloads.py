@@ -1,7 +1,7 @@
-"""The requests: prompts made from a seed, the same for every server, none of them twice in a run.
+"""The requests: prompts made from a seed, equal for every server.
 
-Servers that keep the KV cache of earlier prompts would otherwise be measured on what they have computed already. Every
-prompt begins differently after a system message of four words; only the shared-prefix workload repeats itself.
+A prompt is used once in a run, because a server with a prefix cache would skip part of the work of a repeated one.
+After a system message of four words, every prompt begins differently. Only the shared-prefix workload repeats text.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ _ITEMS = ("article", "visitor", "ticket", "sample", "parcel", "reading", "statio
 
 
 def short(seed: str) -> Ask:
-    """About 40 tokens of prompt, template included; 64 to 128 of reply."""
+    """About 40 prompt tokens, including the template; 64 to 128 output tokens."""
     rng = random.Random(seed)
     text = f"Tell a long story about {_sentence(rng).lower()[:-1]} {rng.choice(_PLACES)} in {rng.randint(1100, 1999)}."
     return Ask([SYSTEM, {"role": "user", "content": text}], rng.randint(64, 128))
 
 
 def long(seed: str) -> Ask:
-    """About 1,000 tokens of prompt; 64 to 128 of reply."""
+    """About 1,000 prompt tokens; 64 to 128 output tokens."""
     rng = random.Random(seed)
     return Ask([SYSTEM, {"role": "user", "content": prose(rng, 86) + "\n\nContinue this story."}], rng.randint(64, 128))
 
 
 def intruder(seed: str) -> Ask:
-    """About 6,000 tokens of prompt; 8 of reply."""
+    """A long prompt that disturbs `steady` streams: about 6,000 prompt tokens, 8 output tokens."""
     rng = random.Random(seed)
     return Ask([SYSTEM, {"role": "user", "content": prose(rng, 532) + "\n\nContinue this story."}], 8)
 
 
 def steady(seed: str) -> Ask:
-    """A short prompt with a long reply that runs while something else is measured, sampled at the API's default.
+    """A short prompt with a long reply that streams while an `intruder` is computed, at the API's default temperature.
 
-    Long greedy replies of a small model repeat themselves, and speculation on that would be measured instead.
+    A small model repeats itself in long greedy replies. Speculation would predict that text and distort the result.
     """
     return Ask(short(seed).messages, 1500, temperature=1.0)
 
@@ -73,7 +73,7 @@ def second_turn(first: Ask, reply: str) -> Ask:
 
 
 def code_edit(seed: str) -> Ask:
-    """Return a file with a class renamed: nearly every token of the reply can be copied from the prompt."""
+    """A request to repeat a file with one class renamed. Most output tokens can be copied from the prompt."""
     rng = random.Random(seed)
     old, new, item = rng.choice(_KINDS), rng.choice(_NEW_NAMES), rng.choice(_ITEMS)
     limit = rng.randint(10, 99)

@@ -1,8 +1,8 @@
-"""Sends random requests to a service that it starts itself, beside another account's streams: `make fuzz`.
+"""Starts a service and sends it random requests while another account streams: `make fuzz`.
 
 It fails if a request causes a 5xx or an error in its stream, if text that a client received has no bill, if a bill
-differs from the usage that the client was told, if the other account's stream stalls, or if its cached prompt is lost.
-Everything stays on this machine. Nothing else may run meanwhile.
+differs from the usage in the reply, if the other account's stream stalls, or if its cached prompt is lost. Everything
+stays on this machine. Nothing else may run on the machine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from bench.harness.servers import OneReplica, ServerError
 
 STALL_S: Final = 0.3
 MAX_UNCACHED: Final = 32  # tokens of a cached prompt that are computed again: the last block, which may be partial
-SETTLED_S: Final = 30.0  # after which every reply must be on the books
-KEPT: Final = 20  # examples of each finding
+SETTLED_S: Final = 30.0  # maximum time until every reply is on the books
+MAX_EXAMPLES: Final = 20  # per finding
 
 
 class Fuzzed(OneReplica):
@@ -41,14 +41,14 @@ class Fuzzed(OneReplica):
 
 @dataclass
 class Findings:
-    """Request ids or texts, by what is wrong with them."""
+    """Counts and examples (request ids, bodies, numbers) of each problem."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, what: str, example: object) -> None:
         self.counts[what] += 1
-        if self.counts[what] <= KEPT:
+        if self.counts[what] <= MAX_EXAMPLES:
             self.examples.setdefault(what, []).append(example)
 
 
@@ -58,11 +58,11 @@ class Received:
 
     request_id: str
     text: bool  # any content, call or reasoning
-    usage: tuple[int, int] | None  # prompt and completion tokens that it was told
+    usage: tuple[int, int] | None  # prompt and completion tokens as reported in the reply
 
 
 class Client:
-    """Sends drawn requests and records what came back."""
+    """Sends random requests and records the replies."""
 
     def __init__(self, base_url: str, key: str) -> None:
         self.statuses: Counter[str] = Counter()
@@ -106,7 +106,7 @@ class Client:
         self.sent.append((began, ended, number, drawn.body))
 
     def running(self, begin: float, end: float) -> dict[int, dict[str, Any]]:
-        """Returns bodies, by number, of requests that began shortly before or in this time, which is a stall."""
+        """Returns bodies, by number, of requests that ran during a stall and began in it or half a second before it."""
         return {number: body for began, ended, number, body in self.sent if begin - 0.5 < began < end and ended > begin}
 
     async def _whole(self, reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
@@ -141,7 +141,7 @@ async def _received(events: AsyncIterator[dict[str, Any]]) -> Received:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what happened. All that was started has ended when this returns or raises."""
+    """Runs the load and returns the results. Everything that it started has stopped when this returns or raises."""
     server = Fuzzed(PEERS)
     began = time.time()
     try:
@@ -184,7 +184,7 @@ def _longest(gaps: list[tuple[float, float]]) -> float:
 
 
 def _compare_with_books(server: OneReplica, account: str, client: Client) -> None:
-    """Finds text without a bill, and bills other than the client was told."""
+    """Finds text without a bill, and bills that differ from the usage in the reply."""
     until = time.monotonic() + SETTLED_S
     while True:
         rows = {row["request_id"]: row for row in server.admin(f"/admin/usage/export?format=json&account={account}")}
@@ -201,7 +201,7 @@ def _compare_with_books(server: OneReplica, account: str, client: Client) -> Non
         if reply.text and (row["completion_tokens"] == 0 or float(row["charged"]) == 0):
             client.findings.add("text without a bill", request_id)
         if reply.usage not in (None, (row["prompt_tokens"], row["completion_tokens"])):
-            client.findings.add("another bill than the client was told", request_id)
+            client.findings.add("bill differs from the usage in the reply", request_id)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -216,7 +216,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="default: 20,000, about half an hour")
     parser.add_argument("--at-once", type=int, default=4, help="requests at a time; default: 4")
-    parser.add_argument("--calm-s", type=float, default=20.0, help="seconds of the other account alone; default: 20")
+    parser.add_argument("--calm-s", type=float, default=20.0, help="seconds with the other account only; default: 20")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     return parser.parse_args(arguments)
 

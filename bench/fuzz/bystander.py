@@ -15,7 +15,7 @@ from bench.harness.servers import ServerError
 def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[tuple[float, float]], list[int]]:
     """Runs `work` beside the other account in a separate process; returns gaps and uncached tokens.
 
-    A gap is the time at its end on the monotonic clock, and its seconds.
+    A gap is its end on the monotonic clock and its length, both in seconds.
     """
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()

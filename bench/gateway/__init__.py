@@ -1,1 +1,1 @@
-"""The benchmark of the path without the model: the whole service over a stub, a bare Serve app, and a peer gateway."""
+"""The benchmark of everything except the model: the service with a stub, a bare Serve app, and a peer gateway."""

@@ -1,4 +1,4 @@
-"""Measures the whole path around a model that replies at once: `make bench-gateway`, or `python -m bench.gateway`."""
+"""Measures the service with a model that replies immediately: `make bench-gateway`, or `python -m bench.gateway`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.harness.servers import ServerError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when all was measured, else 1. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
+    """Returns the exit status: 0 if everything was measured. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
     options = _options(arguments)
     if options.render:
         results = json.loads(options.render.read_text())
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(reporting.markdown(results))
     if options.docs:
         reporting.write_docs(options.docs, results)
-        say(f"{options.docs} is written")
+        say(f"updated {options.docs}")
     return 0 if results["records"] and not any(record["problems"] for record in results["records"]) else 1
 
 
@@ -47,14 +47,14 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         nargs="*",
         choices=SPEEDUPS,
         metavar="NAME",
-        help=f"instead: with and without a speed-up, in pairs; default: all of {', '.join(SPEEDUPS)}",
+        help=f"instead, compare the service with and without these speed-ups; default: {', '.join(SPEEDUPS)}",
     )
     which.add_argument(
         "--costs",
         nargs="*",
         choices=COSTS,
         metavar="NAME",
-        help=f"instead: with and without what is not for speed, in turns; default: all of {', '.join(COSTS)}",
+        help=f"instead, measure what these parts cost; default: {', '.join(COSTS)}",
     )
     parser.add_argument(
         "--gateways",
@@ -62,7 +62,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         type=int,
         default=[1],
         metavar="N",
-        help="number of gateway processes of the service; several are compared; default: 1",
+        help="gateway processes of the service; several numbers are compared; default: 1",
     )
     parser.add_argument("--clients", nargs="+", type=int, help="default: 1 16 64; for --without 16 64, for --costs 16")
     parser.add_argument(
@@ -74,15 +74,15 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--seconds", type=int, help=f"of each load; default: {usual.window_s}; with --costs, {costs.SCOPE.window_s}"
     )
     parser.add_argument("--warm-up", type=int, default=usual.warm_up_s, help=f"seconds; default: {usual.warm_up_s}")
-    parser.add_argument("--peers", type=Path, default=PEERS, help="folder of setup_peer; default: .bench")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
-    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render what --json wrote")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew tables and plot, as in docs/benchmarks.md")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="folder with the installed peer; default: .bench")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
+    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render results written by --json")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="update this document, such as docs/benchmarks.md")
     return parser.parse_args(arguments)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The whole run, as `--json` writes it. Raises LoadError where wrk is missing."""
+    """Runs the benchmark and returns the results. Raises LoadError if wrk is not installed."""
     load.check_wrk()
     usual = costs.SCOPE if options.costs is not None else speedups.SCOPE if options.without is not None else Scope()
     clients = tuple(options.clients or usual.clients)

@@ -27,7 +27,7 @@ FREE = Bill("nobody", "none", MODEL, BACKEND, Price(0, 0, 0))
 
 
 def build_app() -> FastAPI:
-    """One plain FastAPI route, and the two that the launcher calls at the start."""
+    """One plain FastAPI route, and two routes that the launcher calls at the start."""
     app = FastAPI(openapi_url=None)
     backends = BackendHandles()
     model: DeploymentHandle | None = None
@@ -74,7 +74,7 @@ def build_app() -> FastAPI:
 @serve.deployment(name="Bare", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
 class Bare:
-    """The ingress process, deployed as the gateway is."""
+    """The ingress process, deployed in the same way as the gateway."""
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
@@ -82,6 +82,6 @@ class Bare:
 
 
 def app(_: dict[str, Any]) -> Application:
-    """The builder that the configuration names."""
+    """Builds the application. The configuration names this function."""
     application: Application = Bare.bind()  # type: ignore[attr-defined]
     return application

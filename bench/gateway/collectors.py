@@ -1,7 +1,7 @@
-"""Measures what an unavailable trace collector costs: `python -m bench.gateway.collectors`.
+"""Measures the cost of an unavailable trace collector: `python -m bench.gateway.collectors`.
 
-The service runs without a collector, with one that refuses connections, and with one that accepts them and never
-answers. The three take turns over the same load.
+The service runs without a collector, with one that refuses connections, and with one that accepts them but never
+answers. The three take turns under the same load.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from bench.harness.tables import figure_table, show, table
 from serve_app.launch.preflight import free_port
 
 NONE: Final = "no collector"
-MAX_LOSS: Final = 0.05  # of throughput and of late replies
+MAX_LOSS: Final = 0.05  # maximum loss of throughput and increase of p90, relative
 FIGURES: Final = (("requests_per_s", "requests/s"), ("p90_ms", "p90, ms"), ("p99_ms", "p99, ms"))
 
 
 class Traced(Full):
-    """The service with the address of a collector in its environment."""
+    """The service with a collector's address in its environment."""
 
     def __init__(self, folder: Path, title: str, endpoint: str, share: float) -> None:
         self.title = title
@@ -58,7 +58,7 @@ def silent_listener() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # closed: the end
+            with contextlib.suppress(OSError):  # the socket is closed
                 while True:
                     kept.append(server.accept()[0])
 
@@ -90,9 +90,9 @@ def measure(folder: Path, scope: Scope, share: float) -> Results:
 
 
 def markdown(results: Results) -> str:
-    """Figures, and those of each collector over those without, within each round."""
+    """The figures, and the ratio of each collector's to those without a collector."""
     parts = [f"{text}:\n\n{figure_table(results, WORKLOAD, figure, '{:.1f}')}" for figure, text in FIGURES]
-    return "\n\n".join([*parts, f"Over {NONE}:\n\n{ratio_table(results)}"]) + "\n"
+    return "\n\n".join([*parts, f"Ratio to {NONE}:\n\n{ratio_table(results)}"]) + "\n"
 
 
 def ratio_table(results: Results) -> str:
@@ -122,14 +122,14 @@ def is_kept(results: Mapping[str, Any]) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when the promise is kept, else 1."""
+    """Returns the exit status: 0 if the promise is kept, else 1."""
     parser = argparse.ArgumentParser(prog="python -m bench.gateway.collectors", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="default: 4")
     parser.add_argument("--clients", nargs="+", type=int, default=[16], help="default: 16")
-    parser.add_argument("--seconds", type=int, default=12, help="of each load; default: 12")
+    parser.add_argument("--seconds", type=int, default=12, help="seconds of each load; default: 12")
     parser.add_argument("--warm-up", type=int, default=6, help="seconds; default: 6")
-    parser.add_argument("--share", type=float, default=0.01, help="of traces that are kept; default: 0.01")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    parser.add_argument("--share", type=float, default=0.01, help="share of traces that are sent; default: 0.01")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
     options = parser.parse_args(arguments)
     scope = Scope(options.rounds, tuple(options.clients), options.warm_up, options.seconds)
     load.check_wrk()

@@ -1,6 +1,6 @@
-"""Cost of a part of the path that is not for speed. The part is switched off and on while the service runs.
+"""Measures the cost of a part of the service, which is switched off and on while the service runs.
 
-Short loads alternate within one service, so what slows the machine for a minute slows both.
+Short loads with and without the part alternate, so a slow minute of the machine affects both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_PAIRS: Final = 3
 
 
 class Switched(Full):
-    """The service, one part of which is off while the file `switch` is there."""
+    """The service. One part of it is off while the file `switch` exists."""
 
     def __init__(self, folder: Path, cost: str) -> None:
         self.name = f"switched-{cost}"
@@ -48,7 +48,7 @@ class Switched(Full):
 
 
 def measure(folder: Path, costs: Sequence[str], scope: Scope) -> Results:
-    """Records of all pairs (on, off, off, on). Raises LoadError, ServerError."""
+    """Measures pairs in the order on, off, off, on. Returns their records. Raises LoadError, ServerError."""
     results: Results = {"costs": list(costs), "records": [], "missing": {}}
     for cost in costs:
         system = Switched(folder, cost)
@@ -92,7 +92,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renews the costs' part of the document and their records. Raises ValueError where it has no place for them."""
+    """Updates the costs' part of the document and their records. Raises ValueError if it does not have the marks."""
     document.renew(path, BEGIN, END, ("costs.json", results), lambda folder: {}, lambda pictures: markdown(results))
 
 

@@ -18,7 +18,7 @@ MARK = "figures "
 
 
 class LoadError(Exception):
-    """wrk is missing or failed; one line."""
+    """wrk is missing or failed. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Load:
 
     @property
     def problems(self) -> list[str]:
-        """Why these figures do not count; empty where they do."""
+        """Why these figures do not count; empty if they do."""
         found = []
         if self.requests == 0:
             found.append("there was no reply")
@@ -61,9 +61,9 @@ def check_wrk() -> None:
 
 
 def run(base_url: str, key: str, clients: int, seconds: int) -> tuple[Load, float]:
-    """Opens `clients` connections. Each sends its next request when it has the reply to the last, for whole `seconds`.
+    """Opens `clients` connections for `seconds`. Each sends its next request after the reply to the last.
 
-    Returns the figures and wrk's own processor seconds. Raises LoadError.
+    Returns the figures and wrk's processor seconds. Raises LoadError.
     """
     command = ["wrk", "--threads", "1", "--connections", str(clients), "--duration", f"{seconds}s"]
     command += ["--timeout", f"{TIMEOUT_S}s", "--script", str(SCRIPT), base_url + PATH]
@@ -71,7 +71,7 @@ def run(base_url: str, key: str, clients: int, seconds: int) -> tuple[Load, floa
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, "BENCH_BODY": BODY, "BENCH_KEY": key},  # every user can see a command line
+            env={**os.environ, "BENCH_BODY": BODY, "BENCH_KEY": key},  # not as arguments, which every user can see
             capture_output=True,
             text=True,
             timeout=seconds + TIMEOUT_S + 10,

@@ -1,4 +1,4 @@
-"""The picture of a run: throughput, waits and processor time over the number of clients."""
+"""Plots throughput, waits and processor time against the number of clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIGURES = (
 
 
 def draw(results: Results, folder: Path) -> dict[str, str]:
-    """Writes the SVG file; name -> what it shows. Nothing where matplotlib is not installed."""
+    """Writes the SVG file. Returns its caption by file name: none if matplotlib is not installed."""
     if not plots.draw(results, WORKLOAD, _FIGURES, _COLOURS, folder / "gateway.svg", log=False):
         return {}
     return {"gateway.svg": "Requests per second, waits and processor time per request over the number of clients"}

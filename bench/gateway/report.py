@@ -17,16 +17,16 @@ END = "<!-- end of what bench.gateway measured -->"
 _TABLES = (
     ("Requests per second:", "requests_per_s", "{:.0f}"),
     ("Milliseconds from request to reply, median:", "p50_ms", "{:.1f}"),
-    ("The same, 99th percentile:", "p99_ms", "{:.1f}"),
+    ("Milliseconds from request to reply, 99th percentile:", "p99_ms", "{:.1f}"),
     ("Processor milliseconds per request, all processes of a system added up:", "cpu_ms", "{:.2f}"),
 )
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renews this benchmark's part of the document, its plot and its records.
+    """Updates this benchmark's part of the document, its plot and its records.
 
     Raises:
-        ValueError: the document has no place for them.
+        ValueError: the document does not have this benchmark's marks.
     """
     document.renew(
         path,
@@ -83,7 +83,7 @@ def part_table(results: Results, clients: int = 16) -> str:
 
 
 def notes(results: Results) -> str:
-    """Returns what the tables don't show: settings, the books, missing systems, failures."""
+    """Returns settings, checks of the books, missing systems and failures."""
     lines = []
     for one in results["servers"].values():
         lines.append(f"- {one['title']}: {', '.join(f'{key} {value}' for key, value in one['facts'].items())}.")
@@ -99,7 +99,7 @@ def notes(results: Results) -> str:
     failed = sum(record["non_2xx"] + record["broken"] + record["timeouts"] for record in records)
     client = max((record["client_cpu"] for record in records), default=0.0)
     lines.append(f"- Requests that failed, of {sum(record['requests'] for record in records)}: {failed}.")
-    lines.append(f"- wrk took at most {client:.0%} of one core, of the same cores that the systems use.")
+    lines.append(f"- wrk used at most {client:.0%} of one core. It shares the cores with the systems.")
     for record in records:
         if record["problems"]:
             place = f"{title(results, record['server'])}, {record['clients']} clients, round {record['round'] + 1}"

@@ -30,7 +30,7 @@ class Scope:
 
 
 def turns(rounds: int, names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Back and forth (A B C, C B A, ...), so that a machine that grows slower or faster favours none."""
+    """Yields turns back and forth (A B C, C B A, ...), so that a change in the machine's speed favours no system."""
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
             yield number, name
@@ -47,7 +47,7 @@ class Session:
         self.missing: dict[str, str] = {}  # system -> why it isn't in the tables
 
     def run(self) -> None:
-        """Measures all rounds. Everything has ended when this returns or raises."""
+        """Measures all rounds. All systems have stopped when this returns or raises."""
         began = time.monotonic()
         for number, name in turns(self._scope.rounds, list(self._systems)):
             if name in self.missing:
@@ -58,7 +58,7 @@ class Session:
                 system.start()
                 self._turn(system, number)
             except (ServerError, load.LoadError) as error:
-                self.missing[name] = str(error).splitlines()[0][:200]  # the rest is its log
+                self.missing[name] = str(error).splitlines()[0][:200]  # the other lines are its log
                 say(str(error))
             finally:
                 system.stop()
@@ -68,7 +68,7 @@ class Session:
             raise ServerError(f"{system.name} does not reply as expected: {wrong}")
         assert system.tree is not None
         warm, _ = load.run(system.base_url, system.key, WARM_UP_CLIENTS, self._scope.warm_up_s)
-        answered, cut = 1 + warm.requests, WARM_UP_CLIENTS
+        answered, cut = 1 + warm.requests, WARM_UP_CLIENTS  # wrk cuts each client's last request
         for clients in self._scope.clients:
             before = parts.cpu_by_part(system.tree)
             seen, wrk_cpu_s = load.run(system.base_url, system.key, clients, self._scope.window_s)

@@ -1,4 +1,4 @@
-"""Installs the LiteLLM proxy into a virtual environment of its own under `.bench`: `make bench-gateway-peer`."""
+"""Installs the LiteLLM proxy into a separate virtual environment under `.bench`: `make bench-gateway-peer`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LITELLM = "litellm[proxy]==1.106.2"
 
 
 def install_litellm(target: Path) -> dict[str, Any]:
-    """The proxy, installed as its documentation says."""
+    """Installs the proxy as its documentation describes."""
     python = peers.environment(target)
     peers.pip(target, python, "install", LITELLM)
     return {"python": python, "version": peers.version(python, "litellm")}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when it is there afterwards."""
+    """Returns the exit status: 0 if the proxy is installed."""
     return peers.main({"litellm": install_litellm}, "python -m bench.gateway.setup_peer", str(__doc__), arguments)
 
 

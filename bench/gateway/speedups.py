@@ -1,4 +1,4 @@
-"""Gain from each speed-up of the path: the service with and without it, in turns, over the same load."""
+"""Measures the gain from each speed-up: the service with and without it, in turns, under the same load."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bench.harness.tables import show, table
 BEGIN: Final = "<!-- measured: written by `python -m bench.gateway --without --docs`, not by hand -->"
 END: Final = "<!-- end of what bench.gateway --without measured -->"
 SCOPE: Final = Scope(rounds=2, clients=(16, 64))
-NEEDED: Final = 1.1  # times the requests/s, at one number of clients at least: less does not pay for a concept
+MIN_GAIN: Final = 1.1  # ratio of requests/s that justifies a speed-up, at one or more numbers of clients
 PATCHES: Final = Path(__file__).with_name("without")
 
 
 class With(Full):
-    """The service as it is, beside which one speed-up is taken out."""
+    """The unchanged service, for comparison with `Without`."""
 
     def __init__(self, folder: Path, speedup: str) -> None:
         self.name = f"with-{speedup}"
@@ -73,7 +73,7 @@ def check(speedup: str) -> None:
 
 
 def measure(folder: Path, speedups: Sequence[str], scope: Scope) -> Results:
-    """Records of all pairs: each speed-up's in turns back and forth (with, without, without, with)."""
+    """Measures each speed-up in the order with, without, without, with. Returns the records."""
     results: Results = {"speedups": list(speedups), "records": [], "audits": [], "missing": {}}
     for number, speedup in enumerate(speedups):
         say(f"{speedup}, {number + 1} of {len(speedups)}")
@@ -86,10 +86,10 @@ def measure(folder: Path, speedups: Sequence[str], scope: Scope) -> Results:
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renews the speed-ups' part of the document and their records.
+    """Updates the speed-ups' part of the document and their records.
 
     Raises:
-        ValueError: the document has no place for them.
+        ValueError: the document does not have this benchmark's marks.
     """
     document.renew(
         path,
@@ -127,7 +127,7 @@ def _cells(results: Results, name: str, counts: Sequence[int]) -> list[str]:
 
 
 def too_small(results: Results) -> list[str]:
-    """Speed-ups that were measured and give less than NEEDED at each number of clients."""
+    """Measured speed-ups that give less than MIN_GAIN at every number of clients."""
     counts = client_counts(results, WORKLOAD)
     found = {
         name: [
@@ -137,12 +137,12 @@ def too_small(results: Results) -> list[str]:
         ]
         for name in results["speedups"]
     }
-    return [name for name, ratios in found.items() if ratios and max(ratios) < NEEDED]
+    return [name for name, ratios in found.items() if ratios and max(ratios) < MIN_GAIN]
 
 
 def notes(results: Results) -> str:
-    """Returns what the table doesn't show: speed-ups that give too little, the books, failures."""
-    lines = [f"- **{name} gives less than {NEEDED - 1:.0%}.**" for name in too_small(results)]
+    """Returns speed-ups with too little gain, checks of the books, and failures."""
+    lines = [f"- **{name} gains less than {MIN_GAIN - 1:.0%}.**" for name in too_small(results)]
     lines += [f"- Not in the table: {name} ({why})." for name, why in results["missing"].items()]
     audits: list[dict[str, Any]] = results["audits"]
     wrong = [

@@ -24,10 +24,10 @@ SYSTEMS = (FULL, BARE, LITELLM)
 
 
 class System(Server):
-    """A system that takes the request of the load."""
+    """A system that serves the requests of the load."""
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Compares its books with `answered` replies and at most `cut` requests that were cut; empty without books."""
+        """Compares its books with `answered` replies and at most `cut` cancelled requests. Empty without books."""
         return {}
 
 
@@ -38,7 +38,7 @@ class _OnServe(Launched, System):
 
 
 class Full(_OnServe):
-    """The whole service as config.yaml has it, over the stub: keys, limits, holds and the ledger on SQLite."""
+    """The whole service with config.yaml and the stub: keys, limits, holds and the ledger on SQLite."""
 
     name = FULL
     title = "serve-app"
@@ -55,7 +55,7 @@ class Full(_OnServe):
         deployment(config, "Gateway")["num_replicas"] = self._gateways
         settings = deployment(config, "Gateway")["user_config"]
         settings["models"] = {MODEL: {**settings["models"][MODEL], "backends": {BACKEND: 100}}}
-        # The load is one account's.
+        # One account sends the whole load.
         limits = deployment(config, "Limiter")["user_config"]
         limits["contract"] = {"rpm": 10**7, "tpm": 10**10, "concurrency": 1024}
         [gateway] = [one for one in config["applications"] if one["import_path"] == "deployments.apps:gateway"]
@@ -76,8 +76,8 @@ class Full(_OnServe):
         self.account, self.key = self.new_account("bench", "100000")
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Checks that the ledger has every reply, besides them only requests that were cut, and sound books."""
-        deadline = time.monotonic() + 15  # what was cut is settled in the background
+        """Checks that the ledger has all replies, otherwise only cancelled requests, and sound books."""
+        deadline = time.monotonic() + 15  # cancelled requests are settled in the background
         while True:
             rows = self.admin(f"/admin/usage?account={self.account}&group_by=model")["data"]
             settled = sum(row["requests"] for row in rows)
@@ -90,7 +90,7 @@ class Full(_OnServe):
 
 
 class Bare(_OnServe):
-    """The same Serve without keys, limits and accounting: bench.gateway.bare."""
+    """Ray Serve without keys, limits and accounting: bench.gateway.bare."""
 
     name = BARE
     title = "bare Ray Serve"
@@ -108,7 +108,7 @@ class Bare(_OnServe):
 
     def command(self) -> list[str]:
         command = super().command()
-        # With a first key that `/models` accepts, the launcher makes no account; here any key is accepted.
+        # The launcher creates no account if `/models` accepts the first key. This system accepts any key.
         secret_files.secret_file(self.home, "first-api-key", "sk-any")
         return command
 
@@ -118,7 +118,7 @@ class Bare(_OnServe):
 
 
 class LiteLlm(System):
-    """The LiteLLM proxy as its own guide for production sets it up, but without a database: one master key."""
+    """The LiteLLM proxy as in its guide for production, but without a database and with one master key."""
 
     name = LITELLM
     title = "LiteLLM proxy"

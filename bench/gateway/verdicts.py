@@ -11,7 +11,7 @@ from bench.harness.results import Results, Spread, ratio
 
 
 def against(other: str, figure: str, clients: int) -> Callable[[Results], Spread | None]:
-    """The full path's figure over the other's."""
+    """Ratio of the service's figure to the other system's."""
     return lambda results: ratio(results, FULL, other, WORKLOAD, clients, figure)
 
 

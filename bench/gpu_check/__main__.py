@@ -1,7 +1,7 @@
 """Checks and measures on one GPU, in at most eleven minutes: `make gpu-check`, or `python -m bench.gpu_check --help`.
 
-It needs torch and the engine's packages, no network. A part that lacks something is skipped with the reason. The exit
-status is 0 when no part failed, 1 when one did, and 2 without a GPU.
+It needs torch and the engine's packages, but no network. A part whose packages are missing is skipped, with the
+reason. The exit status is 0 if no part failed, 1 if one did, and 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bench.gpu_check import page
 from bench.gpu_check.parts import PARTS, ROOT, limits, run_part
 
 SHAPES = ("tiny", "small", "1b", "7b")
-MEMORY_GIB = {"1b": 10, "7b": 40}  # of the card, at least
+MIN_GPU_MEMORY_GIB = {"1b": 10, "7b": 40}  # by model shape
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     options = _options(arguments)
     if options.render:
         results = json.loads(options.render.read_text())
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts in turn. The results so far are in the file of `--json` after each."""
+    """Runs the parts in turn. Writes the results so far to the `--json` file after each part."""
     began = time.time()
     work: Path = options.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
             if part.name == "machine":
                 found = record["figures"]
                 results["no_gpu"] = found.get("cuda", record["reason"])
-                fitting = [shape for shape, least in MEMORY_GIB.items() if found.get("memory_gib", 0) >= least]
+                fitting = [shape for shape, least in MIN_GPU_MEMORY_GIB.items() if found.get("memory_gib", 0) >= least]
                 chosen["shapes"] = options.shape or fitting or ["small"]
             if options.json:
                 options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -95,15 +95,15 @@ def _commit() -> str | None:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured, anew after each part")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="renew this document's part, as docs/benchmarks.md")
-    parser.add_argument("--render", type=Path, metavar="FILE", help="check nothing: write the page of such a --json")
-    parser.add_argument("--budget", type=float, default=660.0, metavar="SECONDS", help="of all parts; default: 660")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE, after each part")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="update the GPU section of this document")
+    parser.add_argument("--render", type=Path, metavar="FILE", help="run no checks: render results written by --json")
+    parser.add_argument("--budget", type=float, default=660.0, metavar="SECONDS", help="for all parts; default: 660")
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="default: all parts")
-    parser.add_argument("--device", default="cuda:0", help="cpu tries the check itself without a GPU; default: cuda:0")
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="of the models; default: by the GPU's memory")
+    parser.add_argument("--device", default="cuda:0", help="cpu tests this program without a GPU; default: cuda:0")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="model shape; default: all that fit the GPU")
     work = ROOT / ".bench" / "gpu-check"
-    parser.add_argument("--work", type=Path, default=work, help="for logs and models; default: .bench/gpu-check")
+    parser.add_argument("--work", type=Path, default=work, help="folder for logs and models; default: .bench/gpu-check")
     return parser.parse_args(arguments)
 
 

@@ -12,15 +12,15 @@ from typing import Any
 from bench.gpu_check.part import Options, Report
 from bench.gpu_check.parts import ROOT
 
-LENGTHS = (1, 2, 15, 16, 17, 33, 64, 100, 160, 300)  # tokens; around the blocks' size too
-REPLY = 32
-MAX_GAP = 1e-3  # in float32, between the log-probabilities of the reference's best token and ours: a tie
-MAX_ERROR = 1e-3  # in float32, of a log-probability
-MAX_RATIO = 2.0  # of our error in bfloat16 to that of transformers in bfloat16
+LENGTHS = (1, 2, 15, 16, 17, 33, 64, 100, 160, 300)  # tokens; some around the block size
+REPLY = 32  # tokens
+MAX_GAP = 1e-3  # float32: tokens whose log-probability is this close to the reference's best token are a tie
+MAX_ERROR = 1e-3  # float32: maximum error of a log-probability
+MAX_RATIO = 2.0  # bfloat16: maximum ratio of our error to that of transformers
 
 
 def run(options: Options, report: Report) -> None:
-    """Runs all three."""
+    """Runs the tests for CUDA and both comparisons."""
     report.doing("tests/engine/test_cuda.py")
     if find_spec("pytest") is None:
         report.add(tests="skipped: pytest is not installed")
@@ -43,7 +43,7 @@ def pytest_figures(python: str, tests: list[str], work: Path, limit_s: float) ->
         done = subprocess.run([*command, f"--junitxml={result}", *tests], cwd=ROOT, timeout=limit_s, check=False)
         summary = f"pytest ended with status {done.returncode}"
     except subprocess.TimeoutExpired:
-        summary = f"pytest was not finished after {limit_s:.0f} s"
+        summary = f"pytest did not finish within {limit_s:.0f} s"
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     failures = {}
     cases = ElementTree.parse(result).getroot().iter("testcase") if result.is_file() else ()
@@ -62,7 +62,7 @@ def pytest_figures(python: str, tests: list[str], work: Path, limit_s: float) ->
 
 
 def greedy(options: Options, report: Report) -> None:
-    """In float32 each token must be the reference's own choice, or tied with it."""
+    """Checks that in float32 each token is the reference's choice or tied with it, and that log-probabilities agree."""
     import torch
 
     from bench.gpu_check import models
@@ -85,11 +85,11 @@ def greedy(options: Options, report: Report) -> None:
     if not error <= MAX_ERROR:
         report.problem(f"float32: a log-probability differs from the reference's by {error:.2g}")
     if not gap <= MAX_GAP:
-        report.problem(f"float32: {other} of {len(found.gaps)} tokens are not the reference's, by up to {gap:.2g}")
+        report.problem(f"float32: {other} of {len(found.gaps)} tokens differ from the reference, gap up to {gap:.2g}")
 
 
 def bfloat16(options: Options, report: Report) -> None:
-    """The error against float32 must be about that of transformers' own bfloat16."""
+    """Checks that the error against float32 is at most about that of transformers in bfloat16."""
     import torch
 
     from bench.gpu_check import models
@@ -108,7 +108,7 @@ def bfloat16(options: Options, report: Report) -> None:
 
 
 def judge(report: Report, name: str, shape: str, reference: Any, asked: Any, said: Any) -> None:
-    """Compares replies of an engine in bfloat16 with a model of the same weights; changes the model to float32."""
+    """Compares an engine's bfloat16 replies with `reference`, a model of the same weights. Converts it to float32."""
     from bench.gpu_check import models
 
     theirs = models.score(reference, asked, said)

@@ -1,8 +1,8 @@
 """Our engine on one GPU: a step beside the memory-bandwidth floor, throughput of 64 sequences, and transformers.
 
-The floor of a step is the time that the card's memory takes to hand over all weights once and the K and V of the
-sequences, at the speed of a copy measured in the same run. The peer is `generate_batch` with CUDA graphs over the same
-weights, prompts and lengths; its start-up does not count, nor ours.
+The floor of a step is the time to read all weights once, and the K and V of the sequences, from the card's memory at
+the speed of a copy measured in the same run. The peer is `generate_batch` with CUDA graphs on the same weights, prompts
+and lengths. Start-up times do not count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Result:
 
 
 def run(options: Options, report: Report) -> None:
-    """Measures each shape; the peers come last, so that trouble with them costs nothing else."""
+    """Measures each shape, then transformers: it comes last, so that its failure cannot affect our figures."""
     device = torch.device(options.device)
     load = Load() if options.on_gpu else Load(4, 8)
     report.add(sequences=load.sequences, reply_tokens=load.length, prompt_tokens=PROMPT, dtype=options.dtype)
@@ -61,7 +61,7 @@ def run(options: Options, report: Report) -> None:
             report.doing(f"{shape}: the parts of a step with {count} sequences")
             try:
                 steps[str(count)] = measure_steps(runner, settings, count, device)
-            except Exception as error:  # a profiler that does not work here must not hide the throughput
+            except Exception as error:  # without a working profiler, still report the throughput
                 report.problem(f"{shape}: the parts of a step: {type(error).__name__}: {error}")
             report.add(steps={shape: steps})
         del model, runner
@@ -92,7 +92,7 @@ def measure(model: Any, settings: Any, load: Load, doing: Any = print) -> tuple[
         generate(engine, asked, 8)
         generate(engine, asked[:1], load.length)
         doing("one sequence")
-        # The prompt's own time cancels out.
+        # Subtracting a reply of one token removes the time of the prompt.
         step = (generate(engine, asked[:1], load.length) - generate(engine, asked[:1], 1)) / (load.length - 1)
         doing(f"{load.sequences} sequences")
         tokens_s = load.sequences * load.length / generate(engine, asked, load.length)
@@ -119,19 +119,19 @@ def measure_transformers(shape: str, device: torch.device, dtype: str, load: Loa
         generate_by_transformers(model, asked, 8)
         seconds = generate_by_transformers(model, asked, load.length)
         return {"tokens_s": load.sequences * load.length / seconds}
-    except Exception as error:  # the peer's own troubles are no failure of ours
+    except Exception as error:  # a failure of the peer is not a failure of the check
         return {"error": f"{type(error).__name__}: {json.dumps(str(error))[:300]}"}
 
 
 def generate_by_transformers(model: Any, asked: list[list[int]], length: int) -> float:
-    """Seconds from the first request taken up to the last one finished; captures and warm-up come before."""
+    """Seconds from the start of the first request to the end of the last, without graph captures and warm-up."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     on_gpu = model.device.type == "cuda"
     batching = ContinuousBatchingConfig(use_cuda_graph=on_gpu, allow_block_sharing=False)
     if not on_gpu:
-        batching.max_memory_percent = 0.02  # of the machine's memory, not of a card's
+        batching.max_memory_percent = 0.02  # of the machine's memory, not a GPU's
     generation = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0)
     results = model.generate_batch(asked, generation_config=generation, continuous_batching_config=batching)
     short = [r for r in results.values() if len(r.generated_tokens) != length]

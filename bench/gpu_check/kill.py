@@ -1,7 +1,8 @@
-"""Processes that hold the GPU are killed with SIGKILL while they generate; the time until their memory is free.
+"""Kills processes with SIGKILL while they generate on the GPU, and measures the time until their memory is free.
 
-First a process with an engine alone. Then a group of two: the leader is killed first, as a replica is whose engine
-lives in a child process, and then the whole group. `python -m bench.gpu_check.kill OPTIONS` is such a process.
+The first case is a single process with an engine. The second is a group of two: first only its leader is killed, like
+a replica whose engine runs in a child process, then the whole group. `python -m bench.gpu_check.kill OPTIONS` runs such
+a process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def run(options: Options, report: Report) -> None:
-    """Both cases."""
+    """Runs both cases."""
     shape = "1b" if "1b" in options.shapes else options.shapes[0]
     memory = Memory(options)
     report.add(shape=shape, measured="memory of the device" if options.on_gpu else "memory of the processes")
@@ -54,13 +55,13 @@ def run(options: Options, report: Report) -> None:
 
 
 class Memory:
-    """The device's memory in use beyond what was in use before; without a GPU, that of the processes."""
+    """Device memory in use, minus what was in use at the start. Without a GPU: resident memory of the processes."""
 
     def __init__(self, options: Options) -> None:
         self._on_gpu = options.on_gpu
         self.slack = SLACK if options.on_gpu else 0
         self._before = 0
-        self._before = self.used(None)  # after this process has made its own context
+        self._before = self.used(None)  # with this process's CUDA context
 
     def used(self, process: subprocess.Popen[str] | None) -> int:
         """Bytes."""
@@ -76,7 +77,7 @@ class Memory:
 
 @contextlib.contextmanager
 def started(options: Options, shape: str, *, helper: bool) -> Any:
-    """A process that holds the model and generates, leader of a group; with seconds until it has its first tokens."""
+    """Starts a process group that generates. Yields its leader and the seconds until the first tokens."""
     given = {"device": options.device, "shape": shape, "dtype": options.dtype, "helper": helper}
     began = time.monotonic()
     process = holder(given, start_new_session=True)
@@ -96,16 +97,16 @@ def holder(given: dict[str, Any], **more: Any) -> subprocess.Popen[str]:
 
 
 def await_ready(process: subprocess.Popen[str]) -> None:
-    """Raises RuntimeError if the process ends first."""
+    """Waits until the process is ready. Raises RuntimeError if it ends first."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip() == "ready":
             return
-    raise RuntimeError(f"the process that was to be killed ended by itself with status {process.wait()}; see the log")
+    raise RuntimeError(f"the process ended with status {process.wait()} before it was killed; see the log")
 
 
 def kill(process: subprocess.Popen[str], memory: Memory, by: Any) -> dict[str, Any]:
-    """Seconds until the processes have ended, and until their memory is free (None: not in time)."""
+    """Measures the seconds until the processes have ended, and until their memory is free (None: over PATIENCE_S)."""
     began = time.monotonic()
     by()
     ended = freed = None
@@ -125,7 +126,7 @@ def alive(process: subprocess.Popen[str]) -> bool:
 
 
 def members(group: int) -> Any:
-    """Process ids of a group, without those that have ended and were not reaped."""
+    """Process ids of a group, without ended processes that were not reaped."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
@@ -146,7 +147,7 @@ def _resident(pid: int) -> int:
 
 
 def hold(device: str, shape: str, dtype: str, helper: bool) -> None:
-    """Generates until it is killed, with a child in the same group that does the same."""
+    """Generates until it is killed. With `helper`, a child in the same group does the same."""
     child = holder({"device": device, "shape": shape, "dtype": dtype, "helper": False}) if helper else None
     import torch
 

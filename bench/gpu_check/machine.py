@@ -105,7 +105,7 @@ def _version(name: str) -> str | None:
 
 
 def nvidia_smi(field: str) -> str | None:
-    """A field of the first card as nvidia-smi says it; None without nvidia-smi."""
+    """A field of the first card from nvidia-smi; None without nvidia-smi."""
     try:
         command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

@@ -1,4 +1,4 @@
-"""Random models in the shapes of known ones, made on the spot, and loads for any engine."""
+"""Random models in the shapes of known ones, generated at run time, and loads for any engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERS = itertools.count()
 
 @dataclass
 class Reply:
-    """The tokens of one reply with their log-probabilities, where they were asked for."""
+    """The tokens of one reply, with their log-probabilities if requested."""
 
     count: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ def make_model(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """One token a byte; the other tokens are words that no text is encoded to."""
+    """Has one token per byte. The other tokens are words that encoding never produces."""
     alphabet = bytes_of_unicode()
     words = {f"Ġw{number}": number for number in range(len(alphabet), vocab_size)}
     core = Tokenizer(models.BPE(vocab=alphabet | words, merges=[]))
@@ -71,7 +71,7 @@ def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def model_folder(shape: str, options: Any) -> Path:
-    """Writes a model with its tokenizer, once in a run."""
+    """Writes a model with its tokenizer, once per run."""
     folder: Path = options.work / f"model-{shape}"
     if not (folder / "tokenizer.json").is_file():
         model = make_model(shape, torch.device(options.device), getattr(torch, options.dtype))
@@ -81,13 +81,13 @@ def model_folder(shape: str, options: Any) -> Path:
 
 
 def prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
-    """Random tokens, always the same."""
+    """Random tokens from a fixed seed."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
 def engine_settings(dtype: str, **more: Any) -> EngineSettings:
-    """Settings for 64 sequences. Guesses are off: random weights soon repeat themselves, which guesses profit from."""
+    """Settings for 64 sequences. Speculation is off: it profits from random weights, whose replies soon repeat."""
     chosen = {"model": "random", "dtype": dtype, "max_running": 64, "max_context": 2048, "prefix_reuse": False}
     own = {"kv_cache_memory": "1GiB", "prefill_chunk": 4096, "prefill_chunk_busy": 2048, "speculation_rows": 0}
     return EngineSettings(**{**chosen, **own, **more})
@@ -99,17 +99,17 @@ def kv_cache_memory(options: Any) -> str:
 
 
 def make_engine(model: Any, settings: EngineSettings) -> Engine:
-    """An engine over a model, whose weights it takes over."""
+    """Creates an engine, which takes over the weights of `model`."""
     return engine_over(create_runner(model, settings), settings)
 
 
 def engine_over(runner: Any, settings: EngineSettings) -> Engine:
-    """An engine over a runner; the runner is free again when the engine is closed."""
+    """Creates an engine on a runner. After the engine is closed, the runner can be used again."""
     return Engine(runner, Vocabulary(make_tokenizer(runner.vocab_size)), frozenset(), settings)
 
 
 async def ask(engine: EnginePort, prompt: Sequence[int], length: int, **sampling: Any) -> Reply:
-    """One greedy reply. Raises RuntimeError if it has another length."""
+    """One greedy reply. Raises RuntimeError if it does not have `length` tokens."""
     params = SamplingParams(max_tokens=length, temperature=0.0, **sampling)
     reply = Reply()
     async for event in engine.generate(GenerationRequest(f"r{next(_NUMBERS)}", tuple(prompt), params)):
@@ -119,12 +119,12 @@ async def ask(engine: EnginePort, prompt: Sequence[int], length: int, **sampling
         elif isinstance(event, Finished):
             reply.count = event.completion_tokens
             if event.completion_tokens != length:
-                raise RuntimeError(f"a reply of another length than {length}: {event}")
+                raise RuntimeError(f"expected a reply of {length} tokens: {event}")
     return reply
 
 
 def generate(engine: EnginePort, asked: Sequence[Sequence[int]], length: int) -> float:
-    """Seconds until every prompt has its `length` tokens, all at once."""
+    """Sends all prompts at once. Returns the seconds until each has a reply of `length` tokens."""
 
     async def all_replies() -> None:
         await asyncio.gather(*(ask(engine, prompt, length) for prompt in asked))
@@ -135,7 +135,7 @@ def generate(engine: EnginePort, asked: Sequence[Sequence[int]], length: int) ->
 
 
 def replies(engine: EnginePort, asked: Sequence[Sequence[int]], length: int) -> list[Reply]:
-    """Replies with log-probabilities, all at once."""
+    """Sends all prompts at once. Returns the replies with log-probabilities."""
 
     async def all_replies() -> list[Reply]:
         return await asyncio.gather(*(ask(engine, prompt, length, logprobs=0) for prompt in asked))
@@ -153,10 +153,10 @@ class Score:
 
 @torch.inference_mode()
 def score(model: Any, asked: Sequence[Sequence[int]], said: Sequence[Reply]) -> Score:
-    """Computes the replies' tokens with transformers, in one forward pass for each."""
+    """Scores the replies' tokens with transformers, in one forward pass per reply."""
     own, gaps = [], []
     for prompt, reply in zip(asked, said, strict=True):
-        if not reply.tokens:  # all of them are parts of an unfinished character
+        if not reply.tokens:  # the whole reply is part of an unfinished character
             continue
         ids = torch.tensor([[*prompt, *reply.tokens[:-1]]], device=model.device)
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float().log_softmax(-1)

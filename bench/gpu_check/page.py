@@ -1,4 +1,4 @@
-"""The results as Markdown, and their place in a document."""
+"""Renders the results as Markdown and writes them into a document."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEP = {
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """Renews the part between the marks of a document; a new file gets the marks too.
+    """Replaces the part between the marks of a document, or creates the document with its marks.
 
     Raises:
         ValueError: the document has no marks.
@@ -39,7 +39,7 @@ def write(path: Path, results: dict[str, Any]) -> None:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables. A part that was not measured has its reason instead."""
+    """All tables. A part that was not measured has the reason instead."""
     parts = results["parts"]
     texts = [_machine(results), _outcomes(parts)]
     for name, of_part in (("engine", _engine), ("vllm", _vllm), ("service", _service)):

@@ -20,7 +20,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """The choices of the command line and the part's own limit."""
+    """The options of the command line and the part's time limit."""
 
     device: str  # cpu, or cuda:0
     shapes: tuple[str, ...]  # the smallest first
@@ -38,7 +38,7 @@ class Options:
 
 
 class Report:
-    """The part's result so far; each change is written at once, so a part that is killed keeps what it has."""
+    """The part's result so far. Each change is written immediately, so the results of a killed part remain."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,13 +47,13 @@ class Report:
         self._problems: list[str] = []
 
     def doing(self, text: str) -> None:
-        """Notes what the part does now."""
+        """Records the current step."""
         print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
         self._state["doing"] = text
         self._write()
 
     def add(self, **figures: Any) -> None:
-        """Adds figures; a mapping is joined with the mapping of the same name."""
+        """Adds figures. A mapping is merged into the mapping of the same name."""
         known = self._state["figures"]
         for name, value in figures.items():
             known[name] = {**known[name], **value} if isinstance(value, dict) and name in known else value
@@ -61,7 +61,7 @@ class Report:
         self._write()
 
     def problem(self, text: str) -> None:
-        """The part has failed, and goes on."""
+        """Records a failure. The part continues."""
         print(f"PROBLEM: {text}", flush=True)
         self._problems.append(text)
 
@@ -71,7 +71,7 @@ class Report:
         return dict(self._state["figures"])
 
     def end(self, outcome: str | None = None, reason: str | None = None) -> None:
-        """Writes the outcome; by default failed with problems, else passed."""
+        """Writes the outcome. The default is `failed` if there are problems, else `passed`."""
         self._state["outcome"] = outcome or ("failed" if self._problems else "passed")
         self._state["reason"] = "; ".join([*self._problems, *([reason] if reason else [])]) or None
         self._write()
@@ -87,7 +87,7 @@ def main(module: str, result: str, given: str) -> None:
     choices = json.loads(given)
     options = Options(choices["device"], tuple(choices["shapes"]), Path(choices["work"]), choices["limit_s"])
     faulthandler.enable()
-    if options.limit_s > 6:  # the log of a part that hangs says where
+    if options.limit_s > 6:  # a part that hangs logs its stack
         faulthandler.dump_traceback_later(options.limit_s - 3)
     signal.alarm(int(options.limit_s) + 15)  # in case the parent was killed
     report = Report(Path(result))
@@ -103,6 +103,6 @@ def main(module: str, result: str, given: str) -> None:
 
 
 if __name__ == "__main__":
-    from bench.gpu_check import part  # this module once more: parts import its classes by this name
+    from bench.gpu_check import part  # by this name, parts import the same classes
 
     part.main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The parts of the check. Each runs in a separate process with a time limit, so its crash or hang costs only itself."""
+"""The parts of the check. Each runs in a separate process with a time limit, so a crash affects only itself."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LOG_LINES: Final = 60  # of a part that did not pass, in the results
+LOG_LINES: Final = 60  # in the results, for a part that did not pass
 _MARK: Final = "GPU_CHECK_RUN"  # in the environment of all processes of a part
 _SERVICE: Final = ("ray", "fastapi", "sqlalchemy", "httpx", "psutil")
 
 
 def vllm_python() -> str | None:
-    """The interpreter that has vLLM: this one, else that of `make engine-vllm`; None without vLLM."""
+    """The interpreter with vLLM: this one, or that of `make engine-vllm`; None without vLLM."""
     if find_spec("vllm") is not None:
         return sys.executable
     named = os.environ.get("SERVE_APP_VLLM_PYTHON") or str(ROOT / ".vllm" / "bin" / "python")
@@ -80,13 +80,13 @@ def limits(parts: Iterable[Part], budget_s: float, clock: Callable[[], float] = 
 def run_part(part: Part, limit_s: float, options: dict[str, Any], work: Path) -> dict[str, Any]:
     """Runs a part and ends all its processes. Returns its record.
 
-    `outcome` is passed, failed, skipped, crashed or timed out. `figures` has everything that was reported until then.
+    `outcome` is passed, failed, skipped, crashed or timed out. `figures` has everything that the part reported.
     """
     result, log = work / f"{part.name}.json", work / f"{part.name}.log"
     result.unlink(missing_ok=True)
     token = uuid.uuid4().hex
     environment = {**os.environ, _MARK: token, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if part.name.startswith("vllm"):  # both keep what they compile in one place: FlashInfer alone takes 93 s
+    if part.name.startswith("vllm"):  # share compiled kernels: FlashInfer alone takes 93 s
         from serve_app.engine.vllm_adapter import process_environment
 
         environment = {**process_environment.variables(work / "cache"), **environment}
@@ -124,7 +124,7 @@ def run_part(part: Part, limit_s: float, options: dict[str, Any], work: Path) ->
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """The status; None after the limit."""
+    """Returns the exit status, or None after the limit."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:

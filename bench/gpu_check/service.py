@@ -1,6 +1,6 @@
 """The whole service over HTTP beside its bare engine, both on the same model folder and load in the same run.
 
-`python -m bench.gpu_check.service OPTIONS` is the bare engine.
+`python -m bench.gpu_check.service OPTIONS` measures the bare engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUESTION = "Tell me of the river, the mill, the bridge and the old harbour in wi
 
 
 def run(options: Options, report: Report) -> None:
-    """Measures the bare engine first, in a process that ends, so that the GPU is free for the service."""
+    """Measures the bare engine first, in a separate process, so that the GPU is free for the service."""
     from bench.gpu_check import models
 
     shape, streams, rounds, length = options.shapes[0], *load(options)
@@ -78,7 +78,7 @@ def load(options: Options) -> tuple[int, int, int]:
 
 
 def engine_args(folder: str, options: Options) -> dict[str, Any]:
-    """The backend's settings, and the bare engine's."""
+    """Settings of the backend and of the bare engine."""
     from bench.gpu_check.models import kv_cache_memory
 
     args: dict[str, Any] = {"model": folder, "dtype": options.dtype, "device_map": options.device}
@@ -124,7 +124,7 @@ def make_server(args: dict[str, Any], options: Options) -> Any:
 
 
 async def measure_http(server: Any, streams: int, rounds: int, length: int) -> dict[str, Any]:
-    """Each stream sends its next request when it has its reply."""
+    """Measures `streams` clients. Each sends its next request when its last reply has ended."""
     from bench.harness.client import Call, exchange
     from bench.harness.replies import RawReply, read
 
@@ -166,7 +166,7 @@ def summary(tokens: int, seconds: float, first: list[float], times: list[list[fl
 
 
 async def measure_bare(engine: Any, streams: int, rounds: int, length: int) -> dict[str, Any]:
-    """The same load on the engine itself."""
+    """Measures the same load on the bare engine."""
     from bench.gpu_check.models import GenerationRequest
     from serve_app.contracts.generation import Delta, Finished, SamplingParams
 

@@ -1,7 +1,7 @@
 """The parts of one decode step: scheduling, the host's and the device's time in the model, sampling, delivery.
 
-The engine's core runs on this thread, step by step. Times are taken without a profiler; kernels and their launches are
-then counted with one.
+The engine's core runs on this thread, step by step. Times are measured without a profiler. A profiler then counts the
+kernels and their launches.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Steps:
             sink = LoopSink(self._loop)
             self._core.add(OutputStream(sequence, vocabulary, runner.vocab_size, frozenset(), sink))
         self._host = self._waited = 0.0
-        for _ in itertools.count():  # the prompts
+        for _ in itertools.count():  # until all prompts are computed
             if self.run()["tokens"] == count and all(s.is_decoding for s in self._core.streams):
                 break
 
     def run(self) -> dict[str, float]:
-        """Seconds of the parts of one step. `launch` lasts until the model's code returns, `wait` for the device."""
+        """Seconds of the parts of one step. `launch`: the model's code, `wait`: the device after it."""
         began = time.perf_counter()
         plan = self._core.plan(0.0)
         streams = [self._core.streams[chunk.sequence] for chunk in plan.chunks]
@@ -69,7 +69,7 @@ class Steps:
         return {**dict(zip(PARTS, parts, strict=True)), "all": ended - began, "tokens": plan.num_tokens}
 
     def close(self) -> None:
-        """Gives the runner back."""
+        """Restores the runner."""
         self._runner.execute = self._execute
         self._loop.close()
 
@@ -96,14 +96,14 @@ def measure_steps(runner: Any, settings: EngineSettings, count: int, device: tor
     finally:
         steps.close()
     if figures.get("kernel_ms"):
-        # With the model's launches replaced by one replay: the device's time is left, and the engine around it.
+        # Estimate for a CUDA graph, which replays all launches as one: time in kernels plus the engine's other work.
         rest = figures["all_ms"] - figures["launch_ms"] - figures["wait_ms"]
         figures["replayed_ms"] = round(rest + figures["kernel_ms"], 4)
     return figures
 
 
 def kernels(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Per step: kernels and their time, launches and other calls of the driver with the host's time, operations."""
+    """Returns per step: kernels and their time, driver calls and their host time, and torch operations."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as profiler:
         for _ in range(PROFILED):

@@ -19,7 +19,7 @@ _BUNDLED = "models/smollm2-135m-instruct/model.safetensors"
 
 
 def run(options: Options, report: Report) -> None:
-    """Measures the first shape that is a real one, then runs a part of the engines' contract."""
+    """Measures the first shape, then runs a part of the engines' contract."""
     began = time.monotonic()
     report.doing("loading vLLM")
     import torch
@@ -69,7 +69,7 @@ def run(options: Options, report: Report) -> None:
 
 
 def contract(options: Options, report: Report, limit_s: float) -> None:
-    """Runs the contract's tests where their model and pytest are there."""
+    """Runs the contract's tests if pytest and the bundled model are installed."""
     report.doing("the engines' contract")
     homes = [os.environ.get("SERVE_APP_TEST_HOME"), ROOT / ".serve-app" / "test", ROOT / ".serve-app"]
     home = next((Path(home) for home in homes if home and (Path(home) / _BUNDLED).is_file()), None)

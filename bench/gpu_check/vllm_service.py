@@ -20,7 +20,7 @@ from bench.gpu_check import service
 from bench.gpu_check.part import Options, Report, Skip
 from bench.gpu_check.parts import vllm_python
 
-PATIENCE_S = 150.0  # for another replica
+PATIENCE_S = 150.0  # maximum time until another replica replies
 
 
 def run(options: Options, report: Report) -> None:
@@ -48,7 +48,7 @@ def run(options: Options, report: Report) -> None:
 
 
 def kill(server: Any, report: Report) -> None:
-    """Kills the replica in the middle of a reply: the time until its engine's processes end, and until one replies."""
+    """Kills the replica during a reply. Measures when the engine's processes end and when a new replica replies."""
     import psutil
 
     children = psutil.Process(server.tree.root.pid).children(recursive=True)
@@ -66,11 +66,11 @@ def kill(server: Any, report: Report) -> None:
         time.sleep(0.2)
     report.add(kill={"replaced_s": time.monotonic() - at})
     if alive or report.figures["kill"]["replaced_s"] >= PATIENCE_S:
-        report.problem(f"{len(alive)} of its processes live; another replica after {PATIENCE_S:.0f} s at most")
+        report.problem(f"{len(alive)} processes of the killed replica are alive, or none replied in {PATIENCE_S:.0f} s")
 
 
 def ask(server: Any, tokens: int) -> bool:
-    """Returns whether a request has a reply."""
+    """Sends a request. Returns whether it has a reply."""
     body = {"model": "svc-chat", "messages": [{"role": "user", "content": service.QUESTION}], "max_tokens": tokens}
     head = {"authorization": f"Bearer {server.key}", "content-type": "application/json"}
     data = json.dumps({**body, "ignore_eos": True}).encode()
@@ -102,7 +102,7 @@ def own_server(backend: dict[str, Any], options: Options) -> Any:
             return [*line, "--disable-uvicorn-access-log"]
 
         def environment(self) -> dict[str, str]:
-            # interpreter's folder first on PATH: ninja, for kernels that are compiled
+            # the interpreter's folder has ninja, which compiles kernels
             path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")])
             return {**super().environment(), "PATH": path, "VLLM_NO_USAGE_STATS": "1"}
 

@@ -1,1 +1,1 @@
-"""Code that several benchmarks share. A benchmark imports this package and itself, and no other benchmark."""
+"""Code that several benchmarks share. A benchmark imports this package, but no other benchmark."""

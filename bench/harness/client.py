@@ -1,6 +1,6 @@
-"""The load generator: raw sockets on one event loop. While servers work, it only notes bytes and times.
+"""The load generator: raw sockets on one event loop. During a load it only records bytes and times.
 
-Server and client share the machine's cores, so the client takes its processor time from the server; its share is
+Server and client share the machine's cores, so the client takes processor time from the server. The client's share is
 measured and reported with each load.
 """
 
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 
 from bench.harness.replies import RawReply
 
-#: Both the last chunk of a chunked body and the last event, for servers that leave the connection open.
+#: The last chunk of a chunked body or the last event: some servers leave the connection open after it.
 _ENDS = (b"0\r\n\r\n", b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, ready to be written."""
+    """One request, as the bytes to send."""
 
     port: int
     data: bytes
     max_tokens: int
-    source: str | None = None  # the client's own address on loopback; None: the system's choice
+    source: str | None = None  # the client's address on loopback; None: the system chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class _Exchange(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        if not self._over.done():  # else it has ended already, or was cut
+        if not self._over.done():  # else it has already ended, or was cancelled
             self._reply.ended_at = time.perf_counter()
             self._over.set_result(None)
 
 
 async def exchange(call: Call, into: list[RawReply]) -> RawReply:
-    """Sends a request and reads until the server is done. The reply is in `into` from the start, even if it is cut."""
+    """Sends a request and reads the whole reply. The reply is in `into` from the start, even if it is cancelled."""
     reply = RawReply(time.perf_counter(), call.max_tokens)
     into.append(reply)
     loop = asyncio.get_running_loop()
@@ -89,18 +89,18 @@ async def exchange(call: Call, into: list[RawReply]) -> RawReply:
 
 
 async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: float, most_s: float) -> Window:
-    """Each client sends its next request when it has the reply to the last; `call` returns a client's n-th request.
+    """Runs clients that each send the next request after the last reply. `call` returns a client's n-th request.
 
-    Lasts `least_s` and until each client has finished a request, at most `most_s`; then what runs is cut. All the time
-    the same number of requests is in flight, so the rate is that of a server under steady load, first prompts included.
+    Lasts at least `least_s` and until each client has finished a request, but at most `most_s`; then open requests are
+    cancelled. The number of requests in flight is constant, so the rate is that of a server under steady load.
     """
     replies: list[RawReply] = []
-    first = [[call(client, 0)] for client in range(clients)]  # made before the clock runs
+    first = [[call(client, 0)] for client in range(clients)]  # built before the measurement
     waiting = set(range(clients))
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    with _quiet():
+    with _without_garbage_collection():
         began, cpu = time.perf_counter(), time.process_time()
 
         def look() -> None:
@@ -123,7 +123,7 @@ async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: f
             await asyncio.wait_for(over.wait(), most_s)
         ended, cpu = time.perf_counter(), time.process_time() - cpu
         timer.cancel()
-        await _cut(tasks)
+        await _cancel_all(tasks)
     for reply in replies:
         if reply.ended_at is not None and reply.ended_at > ended:
             reply.ended_at = None
@@ -132,9 +132,9 @@ async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: f
 
 
 async def one(call: Call, most_s: float) -> RawReply:
-    """A single request, cut after `most_s`."""
+    """Sends a single request. Cancels it after `most_s`."""
     replies: list[RawReply] = []
-    with contextlib.suppress(TimeoutError), _quiet():
+    with contextlib.suppress(TimeoutError), _without_garbage_collection():
         await asyncio.wait_for(exchange(call, replies), most_s)
     return replies[0]
 
@@ -146,17 +146,17 @@ class Disturbed:
     streams: tuple[RawReply, ...]
     intruder: RawReply
     calm_from: float
-    calm_until: float  # the intruder was sent
+    calm_until: float  # when the intruder was sent
     ended_at: float
 
 
 async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most_s: float) -> Disturbed:
-    """Starts the streams; when all flow, lets them run for `calm_s`, then sends the intruder and waits for its end."""
+    """Starts the streams, lets all of them run for `calm_s`, then sends the intruder and waits for its end."""
     replies: list[RawReply] = []
     until = time.perf_counter() + most_s
-    with _quiet():
+    with _without_garbage_collection():
         tasks = [asyncio.create_task(exchange(call, replies)) for call in streams]
-        # A look every 20 ms costs less than counting pieces as they arrive; nothing is measured yet.
+        # Polling every 20 ms costs less than counting pieces as they arrive. Nothing is measured yet.
         while time.perf_counter() < until and not (  # noqa: ASYNC110
             len(replies) == len(streams) and all(len(reply.pieces) >= 8 for reply in replies)
         ):
@@ -168,7 +168,7 @@ async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(exchange(intruder, others), max(1.0, until - calm_until))
         ended = time.perf_counter()
-        await _cut(tasks)
+        await _cancel_all(tasks)
     return Disturbed(tuple(replies), others[0], calm_from, calm_until, ended)
 
 
@@ -177,7 +177,7 @@ def _failed(reply: RawReply) -> bool:
     return reply.problem is not None or not reply.pieces or not reply.pieces[0][1].startswith(b"HTTP/1.1 200")
 
 
-async def _cut(tasks: list[asyncio.Task[None]] | list[asyncio.Task[RawReply]]) -> None:
+async def _cancel_all(tasks: list[asyncio.Task[None]] | list[asyncio.Task[RawReply]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -185,8 +185,8 @@ async def _cut(tasks: list[asyncio.Task[None]] | list[asyncio.Task[RawReply]]) -
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No garbage collections while times are taken."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Disables garbage collection while times are measured."""
     gc.collect()
     gc.disable()
     try:

@@ -12,13 +12,13 @@ from typing import TypeVar
 from serve_app.launch.driver import become_subreaper
 
 ROOT = Path(__file__).resolve().parents[2]
-PEERS = ROOT / ".bench"  # programs to compare with, and the logs and state of a run
+PEERS = ROOT / ".bench"  # peers, and the logs and state of a run
 
 Result = TypeVar("Result")
 
 
 def say(text: str) -> None:
-    """Reports progress; standard output is for the tables alone."""
+    """Reports progress on standard error, because standard output is only for results."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
@@ -28,12 +28,12 @@ def completed(measure: Callable[[], Result], failures: tuple[type[Exception], ..
     Raises:
         SystemExit: with 1 after one of `failures`, with 130 after Ctrl-C or SIGTERM.
     """
-    become_subreaper()  # a server's children that outlive it are ended too
+    become_subreaper()  # to end children that outlive a server
     try:
         with interrupted_by_sigterm():
             return measure()
     except KeyboardInterrupt:
-        say("stopped; all that was started has ended")
+        say("interrupted; everything that was started has ended")
         raise SystemExit(130) from None
     except failures as error:
         say(str(error))
@@ -42,7 +42,7 @@ def completed(measure: Callable[[], Result], failures: tuple[type[Exception], ..
 
 @contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that everything that was started is ended."""
+    """Makes SIGTERM raise KeyboardInterrupt, so that everything that was started is ended."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A document that people write and programs renew in part: each program owns the text between its two marks."""
+"""A document that people write and programs update in part. Each program owns the text between its two marks."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-Draw = Callable[[Path], Mapping[str, str]]  # writes pictures into a folder; name -> what it shows
+Draw = Callable[[Path], Mapping[str, str]]  # writes pictures into a folder; returns captions by file name
 
 
 def check(text: str, begin: str, end: str) -> None:
-    """Raises ValueError when `text` has no place between these marks."""
+    """Raises ValueError unless `text` has both marks."""
     _, there, rest = text.partition(begin)
     if not there or end not in rest:
-        raise ValueError(f"the document has no place for results: the lines {begin!r} and {end!r} are missing")
+        raise ValueError(f"the document needs the lines {begin!r} and {end!r}, in this order")
 
 
 def renewed(text: str, begin: str, end: str, content: str) -> str:
-    """`text` with `content` between the marks; everything else stays. Raises ValueError."""
+    """Returns `text` with `content` between the marks. Raises ValueError if a mark is missing."""
     check(text, begin, end)
     before, _, rest = text.partition(begin)
     after = rest.partition(end)[2]
@@ -26,9 +26,9 @@ def renewed(text: str, begin: str, end: str, content: str) -> str:
 
 
 def renew(path: Path, begin: str, end: str, records: tuple[str, Any], draw: Draw, write: Callable[[str], str]) -> None:
-    """Renews one program's part of a file. Pictures and records go into the folder of the same name.
+    """Updates one program's part of a file. Pictures and records go into the folder of the same name.
 
-    `records` is a file name and what it holds; `write` returns the content for the Markdown of the pictures.
+    `records` is a file name and the file's content. `write` returns the new part, given the Markdown of the pictures.
 
     Raises:
         ValueError: the document has no marks; nothing is written.

@@ -1,4 +1,4 @@
-"""Processor time by part: which part of a system each of its processes is."""
+"""Processor time by part of a system. Each process belongs to one part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REPLICA = re.compile(r"ray::ServeReplica:[^:]+:(\w[\w-]*)")
 
 
 def part_of(name: str, command: Sequence[str]) -> str:
-    """The part that a process is, by its name and command line."""
+    """The part to which a process belongs, by its name and command line."""
     if replica := _REPLICA.match(command[0] if command else ""):
         return replica[1]
     if "haproxy" in name:
@@ -37,7 +37,7 @@ def cpu_by_part(tree: Tree) -> dict[str, float]:
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Processor seconds between two readings; a part whose processes have ended between them counts as nothing."""
+    """Processor seconds between two readings. A part whose processes ended between them counts as 0."""
     return {part: max(0.0, seconds - before.get(part, 0.0)) for part, seconds in after.items()}
 
 
@@ -47,7 +47,7 @@ def per_request_ms(seconds: dict[str, float], requests: int) -> dict[str, float]
 
 
 def largest(parts: Iterable[dict[str, float]]) -> list[str]:
-    """All parts that occur, those that cost most first."""
+    """All parts that occur, the most expensive first."""
     most: dict[str, float] = {}
     for one in parts:
         for part, value in one.items():

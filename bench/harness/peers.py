@@ -1,8 +1,8 @@
-"""Installs programs that a benchmark compares with, each into a folder of its own outside version control.
+"""Installs programs that a benchmark compares with, each into a separate folder outside version control.
 
-Nothing in the project's own virtual environment changes. An installed peer is left alone,
-a half-installed one is installed again, and one that can't be installed is missing from the tables. Each folder has a
-`peer.json` with the versions, written last.
+The project's virtual environment does not change. An installed peer is left unchanged, a partly installed one is
+installed again, and one that can't be installed is missing from the tables. The last step writes `peer.json` with the
+versions into the folder.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ MARK = "peer.json"
 
 
 class SetupError(Exception):
-    """A peer could not be installed; the message is one line, the log holds the rest."""
+    """A peer could not be installed. The message is one line; details are in the log."""
 
 
 Installer = Callable[[Path], dict[str, Any]]
 
 
 def main(installers: Mapping[str, Installer], program: str, description: str, arguments: list[str] | None) -> int:
-    """The command line of a set-up. The exit status: 0 when every chosen peer is there afterwards."""
+    """Runs the command line of a set-up. Returns the exit status: 0 if every chosen peer is installed."""
     parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument("--folder", type=Path, default=PEERS, help="where they go; default: .bench")
-    parser.add_argument("--only", nargs="+", choices=sorted(installers), help="default: all")
-    parser.add_argument("--again", action="store_true", help="install again")
+    parser.add_argument("--folder", type=Path, default=PEERS, help="folder to install into; default: .bench")
+    parser.add_argument("--only", nargs="+", choices=sorted(installers), help="peers; default: all")
+    parser.add_argument("--again", action="store_true", help="reinstall installed peers")
     options = parser.parse_args(arguments)
     folder: Path = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,18 +66,18 @@ def installed(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def environment(target: Path) -> str:
-    """Makes a virtual environment and returns the path of its Python. Raises SetupError."""
+    """Creates a virtual environment. Returns the path of its Python. Raises SetupError."""
     run(target, [sys.executable, "-m", "venv", str(target / "venv")])
     return str(target / "venv" / "bin" / "python")
 
 
 def pip(target: Path, python: str, *arguments: str) -> None:
-    """Raises SetupError."""
+    """Runs pip. Raises SetupError."""
     run(target, [python, "-m", "pip", "--disable-pip-version-check", *arguments])
 
 
 def run(target: Path, command: list[str]) -> None:
-    """Runs a command into the target's log. Raises SetupError with the log's last line that contains `error`."""
+    """Runs a command with output to the target's log. Raises SetupError with the last log line with `error`."""
     log = target / "setup.log"
     with log.open("ab") as output:
         output.write(f"\n$ {' '.join(command)}\n".encode())

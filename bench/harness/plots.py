@@ -1,4 +1,4 @@
-"""Figures over the number of clients, as one picture."""
+"""Plots figures against the number of clients, in one picture."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from bench.harness.command import say
 from bench.harness.results import Results, client_counts, measured, spread, title
 
-OURS = "#000000"  # with a thicker line than the others
+OURS = "#000000"  # has a thicker line than the other colours
 
-Figure = tuple[str, str, float]  # its name in the records, the axis' label, a factor
+Figure = tuple[str, str, float]  # name in the records, label of the axis, factor
 
 
 def draw(
     results: Results, workload: str, figures: Sequence[Figure], colours: Mapping[str, str], path: Path, *, log: bool
 ) -> bool:
-    """Writes a PNG or SVG file, with one axis for each figure. False where matplotlib is not installed."""
+    """Writes a PNG or SVG file with one axis per figure. Returns False if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
         say("no plots: matplotlib is missing (pip install -e '.[bench]')")
         return False
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = path.stem  # the same figures make the same file
+    matplotlib.rcParams["svg.hashsalt"] = path.stem  # equal figures give equal files
     import matplotlib.pyplot as plt
 
     counts = client_counts(results, workload)

@@ -1,4 +1,4 @@
-"""A server's processes: started, paused, measured and ended together, always by their own process ids."""
+"""A server's processes: started, paused, measured and ended together, by process id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tree:
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path, cwd: Path, *, piped: bool) -> None:
         self.log = log
-        self._seen: set[psutil.Process] = set()  # equality of these includes the start time: ids may be reused
+        self._seen: set[psutil.Process] = set()  # compared with their start time, because ids may be reused
         self._paused: list[psutil.Process] = []
         with log.open("ab") as output:
             self.root = subprocess.Popen(
@@ -43,7 +43,7 @@ class Tree:
         return [process for process in self._seen if _runs(process)]
 
     def cpu_s(self) -> float:
-        """Processor seconds used so far by those that run now."""
+        """Processor seconds used so far by the running processes."""
         total = 0.0
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -58,7 +58,7 @@ class Tree:
         return max(0.0, self.cpu_s() - before) / (time.perf_counter() - began)
 
     def memory(self) -> int:
-        """Bytes: proportional set sizes added up, so that shared pages count once; resident sizes where unknown."""
+        """Sum of proportional set sizes in bytes, which counts shared pages once; resident sizes if unknown."""
         total = 0
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -69,21 +69,21 @@ class Tree:
         return total
 
     def pause(self) -> None:
-        """Stops all processes by a signal: an idle server that polls would disturb the one that is measured."""
+        """Stops all processes with a signal, because an idle server that polls would disturb the measured one."""
         self._paused = self.processes()
         for process in self._paused:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
 
     def resume(self) -> None:
-        """The end of a pause."""
+        """Continues the paused processes."""
         for process in self._paused:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         self._paused = []
 
     def stop(self, patience_s: float) -> None:
-        """Sends SIGINT; after `patience_s`, SIGTERM and then SIGKILL to those that are left."""
+        """Sends SIGINT to the root. After `patience_s`, sends SIGTERM and then SIGKILL to the remaining processes."""
         self.resume()
         running = self.processes()
         if self.root.poll() is None:
@@ -99,7 +99,7 @@ class Tree:
         self.root.wait(5)
 
     def last_lines(self, count: int = 5) -> str:
-        """The end of its log."""
+        """The last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-count:])
 
 
@@ -111,7 +111,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """In the child: the terminal's Ctrl-C does not reach it; when this program is killed, it gets `number` (Linux)."""
+    """Runs in a new child. Ctrl-C will not reach it; when its parent is killed, it gets signal `number` (Linux)."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

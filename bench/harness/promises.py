@@ -1,4 +1,4 @@
-"""Figures of a run held against what the service promises."""
+"""Compares figures of a run with the promises of the service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.harness.results import Results, Spread
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """`measure` returns the figure of a run. It must be `needed` or better; `goal` is what we hope for."""
+    """A promise about one figure of a run, which `measure` returns. It must reach `needed`, and should reach `goal`."""
 
     text: str
     needed: float
@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def kept(self) -> bool | None:
-        """By the median of the rounds; None where a part of it was not measured."""
+        """Whether the median of the rounds keeps the promise; None if not measured."""
         if self.measured is None:
             return None
         median = self.measured.median

@@ -1,7 +1,7 @@
-"""The bytes that a server sent, with their times of arrival, read as HTTP and server-sent events afterwards.
+"""Decodes what a server sent, with times of arrival, as HTTP and server-sent events.
 
-The load generator only notes pieces; all decoding happens when the measurement is over, so that it costs the servers
-no processor time.
+The load generator only records bytes. They are decoded after the measurement, so that decoding takes no processor time
+from the servers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class RawReply:
     sent_at: float
     max_tokens: int
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    ended_at: float | None = None  # when the server was done; None when it was cut
-    problem: str | None = None  # the connection failed
+    ended_at: float | None = None  # end of the reply; None if the request was cancelled
+    problem: str | None = None  # why the connection failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Reply:
     max_tokens: int
     texts: tuple[tuple[float, str], ...]
     ended_at: float | None
-    completion_tokens: int | None = None  # by the server's usage; None without one
+    completion_tokens: int | None = None  # from the server's usage; None without usage
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
@@ -54,7 +54,7 @@ class Reply:
         return self.texts[-1][0] if self.texts else None
 
     def text_until(self, moment: float) -> str:
-        """The content that had arrived by then."""
+        """The content that had arrived by `moment`."""
         return "".join(text for at, text in self.texts if at <= moment)
 
 
@@ -100,7 +100,7 @@ def read(raw: RawReply) -> Reply:
 
 
 def server_sent_events(body: list[tuple[float, bytes]]) -> list[tuple[float, str]]:
-    """The data of each event in a byte stream cut anywhere (HTML standard, section 9.2.6), with its time."""
+    """The data of each event (HTML standard, section 9.2.6), with its time. Pieces may end anywhere in an event."""
     events: list[tuple[float, str]] = []
     rest = b""
     data: list[str] = []
@@ -118,7 +118,7 @@ def server_sent_events(body: list[tuple[float, bytes]]) -> list[tuple[float, str
 
 
 def _http(pieces: list[tuple[float, bytes]]) -> tuple[int | None, list[tuple[float, bytes]], str | None]:
-    """Status, the body's pieces, and the fault in the response's framing, if any."""
+    """Returns the status, the pieces of the body, and the error in the response's framing, if any."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="POST", target="/", headers=[("host", "bench")]))
     connection.send(h11.EndOfMessage())

@@ -1,4 +1,4 @@
-"""The records of a run, read by name: figures of one workload at one number of clients, round by round."""
+"""Reads figures from the records of a run. A record is one round of a workload at a number of clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median with the least and the greatest of the values."""
+    """Median, minimum and maximum of some values."""
 
     median: float
     low: float
@@ -34,7 +34,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def rounds(results: Results, server: str, workload: str, clients: int, figure: str) -> dict[int, float]:
-    """Round -> figure, without the rounds in which it was not measured or something went wrong."""
+    """The figure by round, without rounds that had problems or did not measure it."""
     return {
         record["round"]: record[figure]
         for record in results["records"]
@@ -50,7 +50,7 @@ def spread(results: Results, server: str, workload: str, clients: int, figure: s
 
 
 def ratio(results: Results, server: str, other: str, workload: str, clients: int, figure: str) -> Spread | None:
-    """The server's figure over the other's, within each round that has both: what slows one slows the other."""
+    """Ratio of the server's figure to the other's within each round, because a slow round slows both."""
     ours = rounds(results, server, workload, clients, figure)
     theirs = rounds(results, other, workload, clients, figure)
     return Spread.of(ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number] > 0)

@@ -1,4 +1,4 @@
-"""A server that a benchmark starts, measures and ends; ours is started by the launcher of `make serve`."""
+"""A server that a benchmark starts, measures and stops. Our service is started by the launcher of `make serve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from serve_app.model.bundled import ensure_bundled_model
 
 
 class ServerError(Exception):
-    """A server could not be started, or its replies are not the expected ones; one line with the end of its log."""
+    """A server could not be started, or does not reply as expected. The message may end with lines of its log."""
 
 
 class Server(ABC):
@@ -29,18 +29,18 @@ class Server(ABC):
 
     name: str
     title: str
-    patience_s = 25.0  # how long it may take to end by itself
-    piped = False  # its standard output is read, not logged
+    patience_s = 25.0  # time to end after SIGINT
+    piped = False  # standard output is read instead of logged
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tree: Tree | None = None
         self.port = 0
-        self.key = ""  # an API key that it accepts, if it asks for one
+        self.key = ""  # an API key, if the server requires one
 
     @property
     def base_url(self) -> str:
-        """Without a slash at its end."""
+        """The server's address, without a slash at the end."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -50,18 +50,18 @@ class Server(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """Writes the files that it needs; the command that starts it on `self.port`."""
+        """Writes the server's files. Returns the command that starts it on `self.port`."""
 
     @abstractmethod
     def wait_until_ready(self, tree: Tree) -> None:
-        """Returns when all of it replies and `self.key` is set. Raises ServerError."""
+        """Waits until the server replies. Sets `self.key`. Raises ServerError."""
 
     def environment(self) -> dict[str, str]:
         """Returns the environment of the server's processes."""
         return dict(os.environ)
 
     def start(self) -> None:
-        """Returns when it replies. Raises ServerError."""
+        """Starts the server and waits until it replies. Raises ServerError."""
         self.port = free_port()
         log = self.folder / "logs" / f"{self.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class Server(ABC):
 
 
 class Launched(Server):
-    """A Serve configuration, started as `make serve` starts config.yaml."""
+    """Our service with a Serve configuration, started as by `make serve`."""
 
     piped = True
 
@@ -102,13 +102,13 @@ class Launched(Server):
 
     def wait_until_ready(self, tree: Tree) -> None:
         assert tree.root.stdout is not None
-        line = tree.root.stdout.readline()  # the launcher bounds its own start
+        line = tree.root.stdout.readline()  # the launcher limits the time of its start
         if not line:
             raise ServerError(f"{self.name} did not start: {tree.last_lines()}")
         self.key = json.loads(line)["api_key"]
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """An operator's call: POST with a body, else GET. Raises urllib.error.URLError."""
+        """Calls the operator API: POST if there is a body, else GET. Raises urllib.error.URLError."""
         operator = secret_files.secret_file(self.home, "operator-key")
         head = {"authorization": f"Bearer {operator}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -116,14 +116,14 @@ class Launched(Server):
             return json.load(answer)
 
     def new_account(self, name: str, credit: str, **fields: Any) -> tuple[str, str]:
-        """A new account's id and key. The first account's money would run out over many runs."""
+        """Creates an account. Returns its id and key. The first account's credit would not last for many runs."""
         body = {"name": name, "credit": credit, "kind": "grant", **fields}
         account = str(self.admin("/admin/accounts", body)["id"])
         return account, str(self.admin(f"/admin/accounts/{account}/keys", {"name": "bench"})["key"])
 
 
 class Bundled(Launched):
-    """config.yaml with the bundled model, with a new ledger for every start."""
+    """Our service with config.yaml and the bundled model. Each start has a new ledger."""
 
     title = "serve-app"
 
@@ -143,7 +143,7 @@ class Bundled(Launched):
 
 
 class OneReplica(Bundled):
-    """The same with one replica of the model, because one that starts during a measurement would disturb it."""
+    """As `Bundled`, with exactly one replica, because the start of another would disturb a measurement."""
 
     def config(self) -> dict[str, Any]:
         config = super().config()
@@ -154,14 +154,14 @@ class OneReplica(Bundled):
 
 
 def shipped_config() -> dict[str, Any]:
-    """config.yaml of this checkout, without the console, which only its own benchmark needs."""
+    """config.yaml of this checkout, without the console."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
     config["applications"] = [one for one in config["applications"] if one["name"] != "console"]
     return config
 
 
 def deployment(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The one deployment of this name, for changes in place. Raises ValueError unless there is exactly one."""
+    """The deployment of this name, which the caller may change. Raises ValueError unless there is exactly one."""
     there = [one for application in config["applications"] for one in application["deployments"]]
     [found] = [one for one in there if one["name"] == name]
     assert isinstance(found, dict)

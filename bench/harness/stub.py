@@ -1,7 +1,7 @@
-"""A model stub: a Serve application that gives one fixed reply at once, so that all but the model is measured.
+"""A stub of the model: a Serve application with one fixed, immediate reply, to measure everything except the model.
 
-It takes the calls of `deployments.model.Model`, streams the same events and writes ahead as that does. It renders,
-tokenizes and computes nothing.
+Like `deployments.model.Model`, it takes gateways' calls, streams events and writes usage ahead. It does not render,
+tokenize or compute.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Stub:
         self._orphans.start()
 
     async def reply(self, call: GenerateCall, to: ReplyTo) -> str | None:
-        """The method that gateways call."""
+        """Sends a reply. Gateways call this method."""
         return await send_events(self.generate(call), to)
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Three events: a model's replica sends as many for a reply that takes a few milliseconds."""
+        """Yields three events, as a model's replica does for a reply that takes a few milliseconds."""
         if call.bill.price.cost(PROMPT_TOKENS, 0, call.sampling.max_tokens) > call.credit:
             yield Rejected(Rejection.CREDIT, prompt_tokens=PROMPT_TOKENS)
             return
@@ -61,6 +61,6 @@ class Stub:
 
 
 def app(_: dict[str, Any]) -> Application:
-    """The builder that the configuration names."""
+    """Builds the application. The configuration names this function."""
     application: Application = Stub.bind()  # type: ignore[attr-defined]
     return application

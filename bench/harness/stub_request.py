@@ -1,4 +1,4 @@
-"""The request to the stub, the reply that every system must give, the check of a reply, and the stub's application."""
+"""The request to the stub, its expected reply, the check of a reply, and the stub's application."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any, Final
 
 MODEL: Final = "svc-chat"
-BACKEND: Final = "stub"  # the application behind it, of ours and of the bare path
+BACKEND: Final = "stub"  # name of the stub's application
 PATH: Final = "/v1/chat/completions"
 REPLY: Final = "The capital of France is Paris, a city on the Seine in which two million people live."
 REPLY_TOKENS: Final = 20
@@ -48,12 +48,12 @@ def wrong_in(reply: Any) -> str | None:
     except (KeyError, IndexError, TypeError):
         return f"no chat completion: {str(reply)[:200]}"
     if text != REPLY:
-        return f"another text: {str(text)[:200]}"
+        return f"unexpected text: {str(text)[:200]}"
     return None if usage > 0 else "no usage"
 
 
 def stub_application() -> dict[str, Any]:
-    """Returns the application of the stub, which replaces a model's."""
+    """Returns the configuration of the stub's application, which replaces the models'."""
     deployment = {"name": "Stub", "num_replicas": 1}
     return {
         "name": BACKEND,

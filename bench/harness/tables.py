@@ -15,7 +15,7 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def show(spread: Spread | None, form: str, scale: float = 1.0) -> str:
-    """Median and range; the median alone where the range is nothing at this precision."""
+    """Median and range. Only the median if the range is 0 at this precision."""
     if spread is None:
         return ""
     middle, low, high = (form.format(value * scale) for value in (spread.median, spread.low, spread.high))

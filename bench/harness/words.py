@@ -1,4 +1,4 @@
-"""Words for prompts that mean nothing."""
+"""Words for meaningless prompts."""
 
 from typing import Final
 

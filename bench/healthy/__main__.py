@@ -1,4 +1,4 @@
-"""Ordinary traffic to the service as config.yaml has it, watched by a Prometheus with the shipped rules.
+"""Sends ordinary traffic to the service with config.yaml. A Prometheus with the shipped rules watches it.
 
 No alert may fire, and none may be pending at the end.
 """
@@ -27,11 +27,11 @@ from dashboards.query import Prometheus
 from serve_app.launch.preflight import free_port
 
 BOARDS: Final = ("users", "engine", "money")
-STEP_S: Final = 5.0  # as often as `make observe` scrapes
+STEP_S: Final = 5.0  # the scrape interval of `make observe`
 
 
 class Healthy(Bundled):
-    """The service, with the port at which Ray says what to scrape."""
+    """The service with Ray's dashboard, which lists the scrape targets."""
 
     name = "healthy"
 
@@ -41,7 +41,7 @@ class Healthy(Bundled):
 
 @contextmanager
 def observed(server: Healthy) -> Iterator[str]:
-    """The address of a Prometheus, started as `make observe` starts it. Raises ServerError."""
+    """Starts a Prometheus as `make observe` does. Yields its address. Raises ServerError."""
     command = [sys.executable, "-m", "serve_app.launch.observe", "--json"]
     command += ["--home", str(server.home), "--port", str(free_port())]
     tree = Tree(command, server.environment(), server.folder / "logs" / "observe.log", ROOT, piped=True)
@@ -56,7 +56,7 @@ def observed(server: Healthy) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when no alert fired, none is pending at the end and no request failed, else 1."""
+    """Returns the exit status: 0 if no alert fired, none is pending at the end and no request failed, else 1."""
     options = _options(arguments)
     found = completed(lambda: _run(options), (ServerError, URLError, httpx.HTTPError))
     print(json.dumps(found, indent=1))
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
                 for name in BOARDS:
                     path = options.pictures / f"{name}.png"
                     pictures.draw(prometheus, f"serve-app-{name}", path, shown, {}, rows=options.rows)
-                    say(f"{path} is drawn")
+                    say(f"wrote {path}")
             return {
                 "minutes": options.minutes,
                 "clients": options.clients,
@@ -112,8 +112,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="default: 10")
     parser.add_argument("--clients", type=int, default=4, help="default: 4")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw boards there; needs matplotlib")
-    parser.add_argument("--rows", type=int, default=3, help="of each board that is drawn; default: 3")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the boards; needs matplotlib")
+    parser.add_argument("--rows", type=int, default=3, help="rows of each picture; default: 3")
     return parser.parse_args(arguments)
 
 

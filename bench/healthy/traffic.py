@@ -17,13 +17,13 @@ from bench.harness.words import WORDS
 
 TURNS: Final = 3  # of a conversation
 PAUSE_S: Final = 1.5  # between two requests of a client, on average
-HANG_UPS: Final = 0.03  # the share of streams whose client goes away
+HANG_UPS: Final = 0.03  # share of streams whose client hangs up
 TOOL: Final = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """API keys: of an account with room, and of one that meets its requests per minute now and then."""
+    """API keys of an account with high limits, and of one that sometimes exceeds its requests per minute."""
 
     roomy: str
     narrow: str
@@ -42,7 +42,7 @@ class Traffic:
         self._models = models
 
     async def send(self, clients: int, seconds: float) -> None:
-        """Keeps `clients` busy for so long, and waits for their last replies."""
+        """Runs `clients` for `seconds`, and waits for their last replies."""
         until = time.monotonic() + seconds
         async with httpx.AsyncClient(base_url=self._base_url, timeout=120, trust_env=False) as http:
             await asyncio.gather(*(self._client(http, Random(f"{self._seed} {one}"), until) for one in range(clients)))
@@ -57,7 +57,7 @@ class Traffic:
                 self.statuses[status] += 1
 
     def conversation(self, rng: Random) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Some requests that go on from each other, with the key that sends them."""
+        """Yields requests that continue one conversation, each with the key that sends it."""
         asked: list[dict[str, str]] = []
         model = rng.choice(self._models)
         for _ in range(rng.randint(1, TURNS)):
@@ -82,7 +82,7 @@ class Traffic:
             yield self._keys.roomy, {"model": "no-such-model", "messages": asked[:1], "stream": False}
 
     async def ask(self, http: httpx.AsyncClient, key: str, body: dict[str, Any], *, hangs_up: bool) -> int:
-        """The status that its client sees."""
+        """Sends a request and returns the status that the client sees."""
         headers = {"authorization": f"Bearer {key}"}
         try:
             async with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:

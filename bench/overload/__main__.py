@@ -1,6 +1,6 @@
 """Measures the capacity of the service with the bundled model, then sends three times as much: `make bench-overload`.
 
-Nothing else may run on the machine.
+Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Overloaded(Launched):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when every promise holds, else 1."""
+    """Returns the exit status: 0 if every promise holds, else 1."""
     options = _options(arguments)
     results = completed(lambda: _measure(options), (ServerError, URLError))
     if options.json:
@@ -99,13 +99,13 @@ def _account(server: Overloaded, name: str, weight: int) -> Caller:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
-    parser.add_argument("--times", type=float, default=3.0, help="its capacity; default: 3")
-    parser.add_argument("--clients", type=int, default=24, help="that just fill it; default: 24")
-    parser.add_argument("--warm-up", type=float, default=8.0, help="seconds; default: 8")
-    parser.add_argument("--seconds-alone", type=float, default=25.0, help="to measure its capacity; default: 25")
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds before the counted ones; default: 20")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the counted overload; default: 60")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    parser.add_argument("--times", type=float, default=3.0, help="load as a multiple of the capacity; default: 3")
+    parser.add_argument("--clients", type=int, default=24, help="clients that just use the whole capacity; default: 24")
+    parser.add_argument("--warm-up", type=float, default=8.0, help="seconds of warm-up; default: 8")
+    parser.add_argument("--seconds-alone", type=float, default=25.0, help="to measure the capacity; default: 25")
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds before the measured ones; default: 20")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measured overload; default: 60")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
     return parser.parse_args(arguments)
 
 

@@ -1,9 +1,9 @@
-"""Compares waits in the simulator and the service, with one small load on both. `python -m bench.overload.agreement`.
+"""Compares waits in the simulator and in the service under the same load: `python -m bench.overload.agreement`.
 
-The service runs the bundled model with four sequences at once. Short loads show how fast it is: one client alone with
-short and with longer prompts, and four that always have a request. Then requests arrive at random, near its capacity.
-The simulator gets the same requests at the same times. The times to the first token are compared. Nothing else may run
-on the machine.
+The service runs the bundled model with four sequences at once. Short loads measure its speed: one client with short and
+then with longer prompts, and four clients that always have a request. Then requests arrive at random, near its
+capacity. The simulator gets the same requests at the same times, and the times to the first token are compared. Run
+nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from bench.simulation.replica import Device, Job, Replica
 
 SLOTS = 4
 LONGER = 160  # words of a prompt whose first token shows how fast prompts are computed
-LOAD = 0.85  # of what four clients got
-NEEDED = 0.2  # the largest relative difference
+LOAD = 0.85  # share of the rate that four clients reached
+MAX_DIFFERENCE = 0.2  # relative
 
 
 class Small(Overloaded):
@@ -48,11 +48,11 @@ class Small(Overloaded):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when the waits agree, else 1."""
+    """Returns the exit status: 0 if the waits agree, else 1."""
     parser = argparse.ArgumentParser(prog="python -m bench.overload.agreement", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
-    parser.add_argument("--seconds", type=float, default=90.0, help="of the compared load; default: 90")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    parser.add_argument("--seconds", type=float, default=90.0, help="seconds of the compared load; default: 90")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
     options = parser.parse_args(arguments)
     results = completed(lambda: _measure(options), (ServerError, URLError))
     if options.json:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         real, simulated = results["service"][name], results["simulator"][name]
         print(f"first token, {name}: service {real:.2f} s, simulator {simulated:.2f} s, {simulated / real - 1:+.0%}")
     off = max(abs(results["simulator"][name] / results["service"][name] - 1.0) for name in ("mean", "p95"))
-    return 0 if off <= NEEDED else 1
+    return 0 if off <= MAX_DIFFERENCE else 1
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -80,16 +80,16 @@ async def _run(server: Small, options: argparse.Namespace) -> dict[str, Any]:
     await traffic.full(caller, SLOTS, 5.0)
     traffic.take()
     await traffic.full(caller, 1, 10.0)
-    alone = _whole(traffic.take())
+    alone = _complete(traffic.take())
     await traffic.full(caller, 1, 10.0, LONGER)
-    longer = _whole(traffic.take())
+    longer = _complete(traffic.take())
     await traffic.full(caller, SLOTS, 20.0)
-    full = _whole(traffic.take())
+    full = _complete(traffic.take())
     service = fitted(alone, longer, cycle_s=fmean(one.ended_at - one.sent_at for one in full))
     per_s = LOAD * SLOTS / fmean(one.ended_at - one.sent_at for one in full)
-    say(f"a replica does {per_s / LOAD:.2f} requests per second: {service}")
+    say(f"a replica completes {per_s / LOAD:.2f} requests per second: {service}")
     await traffic.arrive([caller], per_s, options.seconds)
-    sent = _whole(traffic.take())
+    sent = _complete(traffic.take())
     real = [one.first_at - one.sent_at for one in sent if one.first_at is not None]
     simulated = first_tokens(service, [one.sent_at for one in sent])
     return {
@@ -100,28 +100,28 @@ async def _run(server: Small, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _whole(sent: list[Sent]) -> list[Sent]:
+def _complete(sent: list[Sent]) -> list[Sent]:
     return sorted((one for one in sent if one.tokens and one.first_at is not None), key=lambda one: one.sent_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A replica as measured, and the time of a request outside of it."""
+    """A replica as measured, and the time that a request spends elsewhere."""
 
     device: Device
     prompt: int  # tokens
-    elsewhere_s: float  # gateway, limiter and the way
+    elsewhere_s: float  # gateway, limiter and network
 
 
 def fitted(alone: list[Sent], longer: list[Sent], cycle_s: float) -> Fitted:
-    """The replica on which one request alone, and four at a time, take as long as they did."""
+    """Returns a replica on which one request alone, and four at a time, take as long as measured."""
     step_s = median((one.ended_at - one.first_at) / (REPLY_TOKENS - 1) for one in alone if one.first_at is not None)
     (first_s, prompt), (longer_s, longer_prompt) = _first(alone), _first(longer)
     prompt_s = (longer_s - first_s) / (longer_prompt - prompt) * prompt
     low, high = 0.0, 4.0 * step_s
     for _ in range(30):
         row_s = (low + high) / 2.0
-        # A step computes a short prompt whole, beside a token of each sequence.
+        # One step computes a whole short prompt, and a token of each other sequence.
         share = prompt_s / (prompt_s + step_s + (SLOTS - 1) * row_s)
         device = Device(SLOTS, 64, 10**6, prompt / prompt_s, max(1e-4, step_s - row_s), row_s, share)
         found = Fitted(device, round(prompt), max(0.0, first_s - prompt_s))
@@ -136,7 +136,7 @@ def _first(requests: list[Sent]) -> tuple[float, float]:
 
 
 def closed_loop(service: Fitted, requests: int = 200) -> float:
-    """Mean seconds of a request when four clients always have one."""
+    """Mean seconds per request while four clients always have a request."""
     replica = Replica("r", service.device, 0.0)
     due = [0.0] * SLOTS  # when the next request of a client reaches the replica, in order
     ended: list[float] = []

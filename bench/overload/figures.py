@@ -1,4 +1,4 @@
-"""The figures of a run's requests: goodput, shares, times to the first token, and whether promises held."""
+"""The figures of a run's requests: goodput, shares, times to the first token, and kept promises."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any, Final
 
 from bench.harness.results import percentile
 
-GOODPUT: Final = 0.9  # of the capacity without overload
-SHARE_OFF: Final = 0.1  # of an account's share by weight
+MIN_GOODPUT: Final = 0.9  # share of the capacity without overload
+MAX_DEVIATION: Final = 0.1  # from an account's share by weight, relative
 MAX_TTFT_S: Final = 12.0  # p99 of admitted requests: four times the queueing delay that config.yaml aims at
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request. Times are seconds of one monotonic clock; `first_at` is None where no token came."""
+    """One request. Times are seconds of one monotonic clock. `first_at` is None if there was no token."""
 
     account: str
     sent_at: float
     ended_at: float
-    status: int  # 0: broken before a status came
-    tokens: int = 0  # of output, as billed; 0 unless it is complete
+    status: int  # 0: the connection broke before a status
+    tokens: int = 0  # output tokens, as billed; 0 if the reply is incomplete
     first_at: float | None = None
-    retry_after: bool = False  # a refusal with a time to wait
-    is_broken: bool = False  # a reply that ended without its usage
+    retry_after: bool = False  # the reply has a retry-after header
+    is_broken: bool = False  # the reply ended without its usage
     prompt_tokens: int = 0  # as billed
 
 
 def goodput(requests: Sequence[Sent], since: float, until: float) -> float:
-    """Tokens of output a second, of replies that ended complete between `since` and `until`."""
+    """Output tokens per second, of complete replies that ended between `since` and `until`."""
     return sum(one.tokens for one in requests if since <= one.ended_at < until) / (until - since)
 
 
 def shares(requests: Sequence[Sent], since: float, until: float) -> dict[str, float]:
-    """Each account's part of the goodput."""
+    """Each account's share of the goodput."""
     tokens: Counter[str] = Counter()
     for one in requests:
         if since <= one.ended_at < until:
@@ -47,7 +47,7 @@ def shares(requests: Sequence[Sent], since: float, until: float) -> dict[str, fl
 def summary(
     requests: Sequence[Sent], weights: dict[str, int], capacity: float, since: float, until: float
 ) -> dict[str, Any]:
-    """Everything of the overload, ready for JSON. `capacity` is the goodput of the service when it is just full."""
+    """Returns the results of the overload, for JSON. `capacity` is the goodput under a load that just fills it."""
     counted = [one for one in requests if since <= one.sent_at < until]
     waits = [one.first_at - one.sent_at for one in counted if one.first_at is not None]
     reached = goodput(requests, since, until)
@@ -85,26 +85,26 @@ def promises(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
     without_time = found["refusals_without_retry_after"]
     return [
         (
-            f"goodput at least {GOODPUT:.0%} of what it carries without overload",
+            f"goodput at least {MIN_GOODPUT:.0%} of the capacity without overload",
             f"{found['goodput_of_capacity']:.0%}",
-            found["goodput_of_capacity"] >= GOODPUT,
+            found["goodput_of_capacity"] >= MIN_GOODPUT,
         ),
         (
-            f"each account's share within {SHARE_OFF:.0%} of its weight",
+            f"each account's share within {MAX_DEVIATION:.0%} of its share by weight",
             f"{worst['account']} is off by {worst['off']:+.0%}",
-            abs(worst["off"]) <= SHARE_OFF,
+            abs(worst["off"]) <= MAX_DEVIATION,
         ),
         (
-            f"p99 to the first token within {MAX_TTFT_S:g} s",
+            f"p99 of the time to the first token within {MAX_TTFT_S:g} s",
             _seconds(wait, 1),
             wait is not None and wait <= MAX_TTFT_S,
         ),
         (
-            "every refusal is 429 or 503 and has a retry-after",
+            "every refusal is 429 or 503 and has a retry-after header",
             f"others: {', '.join(others) or 'none'}; without retry-after: {without_time}",
             not others and not without_time,
         ),
-        ("no reply that began breaks", f"{found['broken']} did", not found["broken"]),
+        ("no reply breaks after its start", f"{found['broken']} broke", not found["broken"]),
     ]
 
 
@@ -113,7 +113,7 @@ def markdown(results: dict[str, Any]) -> str:
     found = results["overload"]
     waits = found["ttft_s"]
     lines = [
-        f"{results['times']:g} times the load that the service carries, for {found['seconds']:g} s: "
+        f"{results['times']:g} times the capacity of the service, for {found['seconds']:g} s: "
         f"{results['capacity']:.0f} tokens/s without overload, {found['goodput']:.0f} under it. "
         f"{found['sent']} requests: "
         + ", ".join(f"{count} x {status}" for status, count in found["statuses"].items())

@@ -1,4 +1,4 @@
-"""Requests to the running service, by number at a time or by rate. The replies are read when the load is over."""
+"""Sends requests to the running service: a fixed number at a time, or at a rate. Replies are decoded after the load."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WORDS_OF_A_PROMPT: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An account that sends."""
+    """An account that sends requests."""
 
     name: str
     key: str
 
 
 class Traffic:
-    """Sends streamed requests whose replies all have `REPLY_TOKENS` tokens, and prompts that no two share."""
+    """Sends streamed requests. All replies have `REPLY_TOKENS` tokens, and all prompts differ."""
 
     def __init__(self, port: int, seed: int) -> None:
         self._port = port
@@ -45,7 +45,7 @@ class Traffic:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     async def arrive(self, callers: list[Caller], per_s: float, seconds: float) -> None:
-        """Each caller sends `per_s` requests a second at random times, and does not wait for earlier ones."""
+        """Each caller sends `per_s` requests per second at random times, without waiting for earlier replies."""
         at = time.perf_counter()
         until = at + seconds
         running: list[asyncio.Task[None]] = []
@@ -55,7 +55,7 @@ class Traffic:
         await asyncio.gather(*running)
 
     def take(self) -> list[Sent]:
-        """The requests since the last call."""
+        """Returns the requests since the last call."""
         replies, self._replies = self._replies, []
         return [sent(caller.name, raw) for caller, raw in replies]
 
@@ -84,7 +84,7 @@ class Traffic:
 
 
 def sent(account: str, raw: RawReply) -> Sent:
-    """One exchange as figures.Sent. Times are of `time.perf_counter`."""
+    """Converts an exchange to `Sent`."""
     head = b"".join(data for _, data in raw.pieces).split(b"\r\n\r\n", 1)[0].lower()
     status = int(head[9:12]) if head.startswith(b"http/1.1 ") and head[9:12].isdigit() else 0
     reply = read(raw)

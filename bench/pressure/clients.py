@@ -1,4 +1,4 @@
-"""Accounts' behaviour: a crowd that asks now and then, workers that always have more, and one that ignores refusals."""
+"""How accounts behave: a crowd that sends now and then, workers that always have more, and steady streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import exp, inf, log
 
 from bench.pressure.world import World
 
-SDK_RETRIES = 2  # what client libraries do by themselves
+SDK_RETRIES = 2  # automatic retries of client libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Shape:
 
 
 class Crowd:
-    """Many accounts, each asking now and then at random; a refused request is tried again twice, then given up.
+    """Many accounts that send requests at random times. A refused request is retried twice, then given up.
 
-    `rates` are requests per second of each account where `curve` is 1; `curve(t)` is at most `most`.
+    `rates` has each account's requests per second while `curve` is 1. `curve(t)` is at most `most`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Crowd:
         self._next()
 
     def _next(self) -> None:
-        # A Poisson process of changing rate, by thinning one of its highest rate.
+        # A Poisson process with a changing rate, by thinning a process with the maximum rate.
         self._world.after(self._world.rng.expovariate(self._sums[-1] * self._most), self._arrive)
 
     def _arrive(self) -> None:
@@ -81,7 +81,7 @@ class Crowd:
 
 
 class Workers:
-    """One account that keeps `at_once` requests going while it is active. `retry_s` None: it waits as refusals say."""
+    """One account with `at_once` open requests while it is active. With `retry_s` None, it obeys retry-after."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Workers:
 
 
 class Stream:
-    """One account that sends `per_s` requests each second at random, and drops what is refused."""
+    """One account that sends `per_s` requests per second at random times, and does not retry refused ones."""
 
     def __init__(
         self, world: World, account_id: str, shape: Shape, per_s: float, *, start_s: float = 0.0, end_s: float = inf
@@ -151,6 +151,6 @@ class Stream:
 
 
 def daily(now: float) -> float:
-    """The crowd's rate over a day: 0.2 of the peak before dawn, two humps, the higher one in the afternoon."""
+    """The crowd's rate over a day, relative to its peak: 0.2 at night, and two maxima, the higher in the afternoon."""
     hour = now / 3600.0 % 24.0
     return 0.2 + 0.55 * exp(-(((hour - 10.5) / 2.0) ** 2)) + 0.8 * exp(-(((hour - 16.0) / 2.5) ** 2))

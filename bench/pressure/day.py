@@ -1,4 +1,4 @@
-"""One day: a crowd of accounts with its hours, batch jobs that want all they can get, and what goes wrong."""
+"""One day: a crowd of accounts with a daily curve, batch jobs that use all they can get, and failures."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from bench.simulation.replica import Device
 from serve_app.contracts.limits import Contract
 
 HOUR = 3_600.0
-WINDOW_S = 300.0  # of every figure and plot
+WINDOW_S = 300.0  # of all figures and plots
 CROWD_CONTRACT = Contract(rpm=600, tpm=200_000, concurrency=32)
 BATCH_CONTRACT = Contract(rpm=6_000, tpm=1_000_000, concurrency=128)
 BATCH = {f"batch-{n}": weight for n, weight in enumerate((50, 50, 100, 100, 100, 200, 200, 300, 400, 600))}
 ILL = "ill-behaved"
 BATCH_HOURS = 9.0, 21.0
 ILL_HOURS = 12.0, 16.0
-BURST_HOURS = 19.5, 19.75  # the crowd asks for three times as much
+BURST_HOURS = 19.5, 19.75  # the crowd sends three times as much
 LOSS_HOURS = 11.0, 17.0  # a replica dies
 BACK_AFTER_S = 150.0
-PEAK = 0.75  # the crowd's busiest hour, in capacities of all replicas
+PEAK = 0.75  # of the crowd's busiest hour, as a share of all replicas' capacity
 
 
 def simulate(seed: int, accounts: int, hours: float, scaling: Scaling) -> dict[str, object]:
-    """Runs the day and returns its series and totals, ready for JSON."""
+    """Runs the day and returns its series and totals, for JSON."""
     shape, device = Shape(), Device()
     each = capacity(device, shape, seed)
     world = World(
@@ -47,7 +47,7 @@ def _people(world: World, shape: Shape, most: float, accounts: int) -> Crowd:
         weight = rng.choices((50, 100, 200, 400), (20, 60, 15, 5))[0]
         contract = CROWD_CONTRACT
         world.add_account(account_id, Contract(contract.rpm, contract.tpm, contract.concurrency, weight))
-        # Nobody of the crowd alone is a hundredth of it.
+        # No account has more than a hundredth of the crowd's requests.
         rates[account_id] = peak_per_s * min(0.01, wish / sum(wishes))
     for account_id, weight in [*BATCH.items(), (ILL, 100)]:
         contract = BATCH_CONTRACT
@@ -56,7 +56,7 @@ def _people(world: World, shape: Shape, most: float, accounts: int) -> Crowd:
         Workers(
             world, account_id, shape, max(6, weight // 15), start_s=BATCH_HOURS[0] * HOUR, end_s=BATCH_HOURS[1] * HOUR
         )
-    # Ignores retry-after, and asks again each second with all it has.
+    # Ignores retry-after, and retries all requests every second.
     Workers(world, ILL, shape, 12, start_s=ILL_HOURS[0] * HOUR, end_s=ILL_HOURS[1] * HOUR, retry_s=1.0)
 
     def curve(now: float) -> float:
@@ -77,7 +77,7 @@ def _figures(world: World, crowd: Crowd, each: float, accounts: int) -> dict[str
             busy.append(window.done / WINDOW_S / capacity_per_s)
     fairness: list[float | None] = []
     for hour, window in zip(hours, windows, strict=True):
-        # Of those that always want more, while they were held back.
+        # Of the accounts that always want more, while they were limited.
         held = {name: weight for name, weight in _insatiable(hour).items() if window.limited[name]}
         fairness.append(jain(weighted(window.by_account, held)) if len(held) > 2 else None)
     asked = sum(window.refusals.total() for window in windows)
@@ -112,6 +112,6 @@ def _figures(world: World, crowd: Crowd, each: float, accounts: int) -> dict[str
 
 
 def _insatiable(hour: float) -> dict[str, float]:
-    """Weights of the accounts that keep asking at this hour."""
+    """Weights of the accounts that always want more at this hour."""
     found = {name: float(weight) for name, weight in BATCH.items()} if BATCH_HOURS[0] < hour < BATCH_HOURS[1] else {}
     return found | {ILL: 100.0} if ILL_HOURS[0] < hour < ILL_HOURS[1] else found

@@ -1,4 +1,4 @@
-"""Three times what a backend can do, asked for by ten accounts of different weights."""
+"""An overload: ten accounts with different weights request three times the capacity of a backend."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bench.simulation.replica import Device, Job, Replica
 from serve_app.contracts.limits import Contract
 
 WEIGHTS = (50, 60, 80, 100, 120, 150, 200, 250, 300, 400)
-WARM_UP_S = 60.0  # in which the limits find their level; what comes then is what is promised
+WARM_UP_S = 60.0  # until the limits are stable; the promises are about the time after it
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Results of an overload."""
 
-    goodput: float  # of the capacity
-    worst_share: float  # the largest relative difference between an account's share and its weight's
+    goodput: float  # as a share of the capacity
+    worst_share: float  # largest relative difference between an account's share and its share by weight
     fairness: float  # Jain's index of tokens per unit of weight
-    longest_wait_s: float  # of an admitted request, from the beginning on
-    late: int  # admitted, and not started by the deadline
+    longest_wait_s: float  # of an admitted request, warm-up included
+    late: int  # admitted, but not started by the deadline
     admitted: int
     refused: int
     given: dict[str, float]  # share of the tokens, by account
@@ -67,7 +67,7 @@ def run(
     shape: Shape | None = None,
     prepare: Callable[[World], None] = lambda world: None,
 ) -> tuple[World, Outcome]:
-    """Lets ten accounts together ask for `times` the capacity, each for a tenth of it."""
+    """Runs ten accounts that together request `times` the capacity, each a tenth of it."""
     shape = shape or Shape()
     contract = Contract(rpm=100_000, tpm=3_000_000, concurrency=10_000)
     world = World(seed, replicas=replicas, shards=shards, contract=contract, window_s=10.0)

@@ -1,4 +1,4 @@
-"""Record of a simulated backend in each window of time: goodput, shares, refusals, waits, and the level."""
+"""Records a simulated backend by time window: goodput, shares, refusals, waits, and the level."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.simulation.replica import Job
 from serve_app.contracts.limiting import Refusal
 from serve_app.contracts.limits import Contract
 
-SHARE = "429 share"  # over what the load leaves the account
-CONTRACT = "429 contract"  # over requests, tokens or concurrency of its contract
+SHARE = "429 share"  # above the account's share under pressure
+CONTRACT = "429 contract"  # above the requests, tokens or concurrency of the contract
 WAIT = "503 wait"  # the expected wait is too long
 FULL = "503 queue full"
 LOST = "503 replica lost"
-LATE = "late"  # admitted, and not started by its deadline
+LATE = "late"  # admitted, but not started by the deadline
 KINDS = (SHARE, CONTRACT, WAIT, FULL, LOST, LATE)
 
 
@@ -24,13 +24,13 @@ KINDS = (SHARE, CONTRACT, WAIT, FULL, LOST, LATE)
 class Window:
     """Sums over one window."""
 
-    offered: int = 0  # tokens of new requests, retries not counted again
-    done: int = 0  # tokens of prompts and output of requests that were completed
-    by_account: Counter[str] = field(default_factory=Counter)  # the same
+    offered: int = 0  # tokens of new requests, without retries
+    done: int = 0  # prompt and output tokens of completed requests
+    by_account: Counter[str] = field(default_factory=Counter)  # `done` by account
     refusals: Counter[str] = field(default_factory=Counter)
-    limited: Counter[str] = field(default_factory=Counter)  # refusals by share, by account
+    limited: Counter[str] = field(default_factory=Counter)  # SHARE refusals by account
     longest_wait_s: float = 0.0
-    samples: int = 0  # of what follows
+    samples: int = 0  # number of values in the sums below
     multiplier: float = 0.0
     least_multiplier: float = 1.0
     pressure: float = 0.0
@@ -41,7 +41,7 @@ class Window:
 
 
 class Record:
-    """Windows by their number."""
+    """The windows, by number."""
 
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
@@ -86,7 +86,7 @@ class Record:
         window.replicas += replicas
 
     def between(self, start_s: float, end_s: float) -> list[Window]:
-        """The windows that lie within a stretch of time, empty ones included."""
+        """The windows from `start_s` to `end_s`, including empty ones."""
         first, last = round(start_s / self.window_s), round(end_s / self.window_s)
         return [self.windows.get(number, Window()) for number in range(first, last)]
 
@@ -107,12 +107,12 @@ class Record:
 
 
 def jain(values: Iterable[float]) -> float:
-    """Jain's fairness index, 1/n to 1: 1 when all are equal (Jain, Chiu, Hawe 1984); 1 of nothing."""
+    """Jain's fairness index, 1/n to 1 (Jain, Chiu, Hawe 1984): 1 if all values are equal, or without values."""
     found = list(values)
     squares = sum(value * value for value in found)
     return sum(found) ** 2 / (len(found) * squares) if squares else 1.0
 
 
 def weighted(tokens: Mapping[str, int], weights: Mapping[str, float]) -> list[float]:
-    """Tokens for each unit of weight of the accounts named in `weights`."""
+    """Tokens per unit of weight, for each account in `weights`."""
     return [tokens.get(account_id, 0) / weight for account_id, weight in weights.items()]

@@ -15,7 +15,7 @@ END = "<!-- end of what bench.pressure simulated -->"
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Renew what stands between the two marks; plots and records go into the folder of the same name.
+    """Replaces the text between the two marks. Plots and records go into the folder of the same name.
 
     Raises:
         ValueError: the document has no marks.
@@ -39,8 +39,8 @@ def promises(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     longest = max(run["longest_wait_s"] for run in runs)
     admitted = sum(run["admitted"] for run in runs)
     return [
-        ("goodput, of the capacity", "at least 90%", f"{goodput:.1%}", goodput >= 0.9),
-        ("an account's share, off its weight's", "at most 10%", f"{share:.1%}", share <= 0.1),
+        ("goodput, as a share of the capacity", "at least 90%", f"{goodput:.1%}", goodput >= 0.9),
+        ("deviation of an account's share from its share by weight", "at most 10%", f"{share:.1%}", share <= 0.1),
         (
             "admitted requests that waited past their deadline of 120 s",
             "none",
@@ -55,9 +55,8 @@ def markdown(results: dict[str, Any], pictures: str = "") -> str:
     rows = [[what, needed, found, "yes" if kept else "**no**"] for what, needed, found, kept in promises(results)]
     runs = len(results["overload"])
     sections = [
-        "Ten accounts of the weights " + ", ".join(map(str, results["weights"])) + " ask four replicas for three times "
-        f"what these can do, ten minutes long after a minute in which the limits find their level; the worst of {runs} "
-        "seeds:",
+        "Ten accounts with the weights " + ", ".join(map(str, results["weights"])) + " request three times the "
+        f"capacity of four replicas, for ten minutes after a minute of warm-up. Worst of {runs} seeds:",
         table(["", "needed", "simulated", "kept"], rows),
         _day(results),
         pictures,
@@ -73,19 +72,19 @@ def _day(results: dict[str, Any]) -> str:
     rows = [
         ["accounts", f"{day['accounts']:,}"],
         ["requests of the crowd", f"{totals['crowd_requests']:,}"],
-        ["of these given up after two retries", f"{given_up:.2%}"],
+        ["share of them given up after two retries", f"{given_up:.2%}"],
         ["capacity of a replica, tokens per second", f"{day['capacity_per_replica']:,.0f}"],
         ["replicas", f"{scaling['least']} to {scaling['most']}, {scaling['start_s']:.0f} s to start one"],
         [
-            "goodput of the capacity while anybody was limited, mean and least of 5 minutes",
+            "goodput / capacity while an account was limited, mean and minimum over 5 minutes",
             f"{_percent(totals['busy_goodput'])}, {_percent(totals['least_busy_goodput'])}",
         ],
         [
-            "Jain's index of tokens per weight of those held back, mean and least of 5 minutes",
+            "Jain's index of tokens per weight of limited accounts, mean and minimum over 5 minutes",
             f"{_number(totals['fairness'])}, {_number(totals['least_fairness'])}",
         ],
         ["longest wait of an admitted request", f"{totals['longest_wait_s']:.1f} s"],
-        ["refused tries", refusals],
+        ["refused attempts", refusals],
     ]
     return f"The day (seed {results['seed']}):\n\n{table(['', ''], rows)}"
 

@@ -1,4 +1,4 @@
-"""Clock, events, limiter shards and replicas of one simulated backend, and what comes of each request."""
+"""Simulates one backend: clock, events, limiter shards, replicas, and the outcome of each request."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ REPORT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """An autoscaler by requests per replica, as Ray Serve's, and how long a replica takes to start."""
+    """Settings of an autoscaler by requests per replica, as in Ray Serve, and the start time of a replica."""
 
     least: int = 1
     most: int = 1
-    requests: float = 24.0  # of each replica, waiting ones included
+    requests: float = 24.0  # target per replica, including waiting ones
     up_delay_s: float = 30.0
     down_delay_s: float = 600.0
     start_s: float = 90.0
 
 
 class World:
-    """Everything that happens, in the order of time. All accounts are known and have money."""
+    """Runs all events in the order of time. All accounts are known and have money."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class World:
             self.at(10.0, self._autoscale)
 
     def new_shard(self, shards: int) -> Admission:
-        """A limiter that knows nothing yet; one of `shards`."""
+        """Creates one of `shards` limiters. It has no accounts or requests yet."""
         rng = Random(self.rng.random())
         admission = Admission(lambda: self.now, rng, self.contract, recovery_s=0.0, tuning=self.tuning)
         admission.shares.shards = shards
@@ -78,31 +78,31 @@ class World:
 
     @property
     def multiplier(self) -> float:
-        """The part of the default contract that the level leaves now, `Tuning.floor` to 1."""
+        """The share of the default contract that the level allows now, from `Tuning.floor` to 1."""
         return self.shards[0].shares.rate(BACKEND, self.contract, self.now) / (self.contract.tpm / 60.0)
 
     def restart_shard(self, index: int) -> None:
-        """Replaces a limiter by one that only knows the accounts: open requests are not announced to it."""
+        """Replaces a limiter with one that knows the accounts, but not the open requests."""
         self.shards[index] = self.new_shard(len(self.shards))
         for account_id, contract in self.contracts.items():
             if self._shard_index(account_id) == index:
                 self._introduce(account_id, contract)
 
     def add_account(self, account_id: str, contract: Contract | None = None) -> None:
-        """Adds an account; all limiters that serve it know it at once."""
+        """Adds an account to its limiter."""
         self.contracts[account_id] = contract or self.contract
         self._introduce(account_id, self.contracts[account_id])
 
     def at(self, time: float, run: Callable[[], None]) -> None:
-        """Runs something at a time of the simulation."""
+        """Calls `run` at `time`."""
         heapq.heappush(self._events, (max(time, self.now), next(self._order), run))
 
     def after(self, seconds: float, run: Callable[[], None]) -> None:
-        """Runs something so many seconds later."""
+        """Calls `run` after `seconds`."""
         self.at(self.now + seconds, run)
 
     def run(self, until: float) -> None:
-        """Runs all events up to this time."""
+        """Runs all events up to `until`."""
         events = self._events
         while events and events[0][0] <= until:
             self.now, _, run = heapq.heappop(events)
@@ -112,7 +112,7 @@ class World:
     def submit(
         self, account_id: str, prompt: int, output: int, on_end: Callable[[str], None], max_tokens: int = 1024
     ) -> Refusal | None:
-        """One try of a request. None when it was admitted; then `on_end` gets "done", "late", "lost" or "full"."""
+        """Tries a request. Returns None if admitted; then `on_end` gets "done", "late", "lost" or "full"."""
         number = next(self._numbers)
         request_id = f"r{number}"
         admission = self.shards[self._shard_index(account_id)]
@@ -139,14 +139,14 @@ class World:
         return None
 
     def add_replica(self) -> Replica:
-        """A replica that is ready at once."""
+        """Adds a replica that is ready immediately."""
         replica = Replica(f"replica-{next(self._numbers)}", self.device, self.now)
         self.replicas.append(replica)
         self.at(self.now + REPORT_S * self.rng.random(), lambda: self._report(replica))
         return replica
 
     def lose_replica(self, back_after_s: float = inf) -> None:
-        """Kills the first replica with all that it has; another is there after a while."""
+        """Kills the first replica with all its requests. Another replica starts after `back_after_s`."""
         replica = self.replicas.pop(0)
         replica.lose_all(self.now)
         if back_after_s < inf:
@@ -162,7 +162,7 @@ class World:
         admission.apply(KeySnapshot(f"id-{account_id}", account_id, "", f"key-{account_id}", "", True, 1, 0.0))
 
     def _route(self) -> Replica | None:
-        """The less loaded of two, as Ray Serve does it."""
+        """The less loaded of two random replicas, as in Ray Serve."""
         ready = [replica for replica in self.replicas if not replica.draining]
         if len(ready) > 2:
             ready = self.rng.sample(ready, 2)
@@ -178,7 +178,7 @@ class World:
                 self._plan(replica)
 
         if due < inf and replica.planned != version:
-            # A version is planned once: an addition that only waits leaves the plan as it is.
+            # A version is planned once: a request that only waits does not change the plan.
             replica.planned = version
             self.at(due, run)
 

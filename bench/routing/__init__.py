@@ -1,1 +1,1 @@
-"""Benchmark of routing among a backend's replicas: cached prompts, waits, load and fairness of each router."""
+"""Benchmark of routers among a backend's replicas: cached prompts, waits, load and fairness."""

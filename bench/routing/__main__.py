@@ -1,6 +1,6 @@
-"""Compares how calls are divided among two replicas, on conversations of several turns: `make bench-routing`.
+"""Compares routers between two replicas, with conversations of several turns: `make bench-routing`.
 
-Routers take turns back and forth; each turn starts the service anew. Nothing else may run on the machine.
+Routers take turns back and forth, and each turn restarts the service. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bench.routing.traffic import FLOOD, Caller, TrafficError, script, wait_besi
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when every promise that was measured holds, else 1."""
+    """Returns the exit status: 0 if every measured promise holds, else 1."""
     options = _options(arguments)
     if options.render:
-        results = _together([json.loads(path.read_text()) for path in options.render])
+        results = _merged([json.loads(path.read_text()) for path in options.render])
     else:
         results = completed(lambda: _measure(options), (ServerError, TrafficError, URLError))
     if options.json:
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.markdown(results))
     if options.docs:
         report.write_docs(options.docs, results)
-        say(f"{options.docs} is written")
+        say(f"updated {options.docs}")
     return 0 if all(verdict.kept is not False for verdict in report.verdicts(results)) else 1
 
 
@@ -50,10 +50,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"routers": ROUTERS, "plan": plan, "records": records, "machine": describe()}
 
 
-def _together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The records of runs of one plan."""
+def _merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merges the records of runs with the same plan. Raises SystemExit if plans differ."""
     if any(run["plan"] != runs[0]["plan"] for run in runs):
-        raise SystemExit("bench: these runs have different plans")
+        raise SystemExit("bench: the files of --render have different plans")
     return {**runs[0], "records": [record for run in runs for record in run["records"]]}
 
 
@@ -68,9 +68,9 @@ def _turn(router: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _run(server: Routed, options: argparse.Namespace) -> tuple[set[str], Waits]:
-    """The accounts that hold conversations, and the waits of one account beside another's load."""
+    """Returns the accounts that hold conversations, and one account's waits during another account's load."""
     warm, crowd, one = (Caller(server.port, server.account(name)[1]) for name in ("warm", "crowd", "one"))
-    await wait_beside(warm, warm, 8, 0)  # both replicas have computed something
+    await wait_beside(warm, warm, 8, 0)  # warms up both replicas
     waits: dict[int, list[float]] = {2: [], FLOOD: []}
     for number in range(options.floods):
         for requests, found in waits.items():
@@ -90,19 +90,19 @@ async def _run(server: Routed, options: argparse.Namespace) -> tuple[set[str], W
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.routing", description=__doc__)
     parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=list(ROUTERS), help="default: all")
-    parser.add_argument("--rounds", type=int, default=2, help="every second one backwards; default: 2")
+    parser.add_argument("--rounds", type=int, default=2, help="alternate rounds run backwards; default: 2")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     parser.add_argument("--accounts", type=int, default=4, help="default: 4")
     parser.add_argument("--clients", type=int, default=10, help="default: 10")
-    parser.add_argument("--conversations", type=int, default=2, help="of each client; default: 2")
+    parser.add_argument("--conversations", type=int, default=2, help="per client; default: 2")
     parser.add_argument("--think-s", type=float, default=4.0, help="mean seconds between turns; default: 4")
-    parser.add_argument("--kv-cache", default="320MiB", help="of each replica; default: 320MiB")
-    parser.add_argument("--floods", type=int, default=3, help="rounds of it; default: 3")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write every figure")
+    parser.add_argument("--kv-cache", default="320MiB", help="per replica; default: 320MiB")
+    parser.add_argument("--floods", type=int, default=3, help="rounds of the flood; default: 3")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
     parser.add_argument(
-        "--render", type=Path, nargs="+", metavar="IN", help="measure nothing: render what runs wrote with --json"
+        "--render", type=Path, nargs="+", metavar="IN", help="measure nothing: render results written by --json"
     )
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew the tables, as in docs/benchmarks.md")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="update this document, such as docs/benchmarks.md")
     return parser.parse_args(arguments)
 
 

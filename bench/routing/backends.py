@@ -1,4 +1,4 @@
-"""A model backend behind each router that is compared: ours, Serve's default, and the others that come with Serve."""
+"""A model backend with each of the compared routers: ours, Serve's default, and other routers of Serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPACITY = DeploymentActorConfig(
 
 
 def router(name: str) -> RequestRouterConfig | None:
-    """The router of a name. Its module is imported only if it is chosen."""
+    """Returns the router with this name. Its module is imported only if it is used."""
     if name == "hash":
         return _config("bench.routing.session_router.SessionRouter")
     if name == "prefix":
@@ -36,7 +36,7 @@ def _config(path: str, **options: Any) -> RequestRouterConfig:
 
 
 def model(args: dict[str, Any]) -> Application:
-    """The builder that the configuration names; `router` is one of `service.ROUTERS`."""
+    """Builds the application. The configuration names this function. `router` is one of `service.ROUTERS`."""
     name = args["router"]
     settings = parse(ModelArgs, {key: value for key, value in args.items() if key != "router"}, "args")
     deployment = Model.options(deployment_actors=[CAPACITY] if name == "capacity" else None)  # type: ignore[attr-defined]

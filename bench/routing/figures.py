@@ -13,7 +13,7 @@ from bench.harness.results import percentile
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request of a conversation that got its reply."""
+    """One completed request of a conversation."""
 
     account: str
     replica: str
@@ -24,14 +24,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds to the first token of one account's request beside 2 and beside 50 of another's, round by round."""
+    """Seconds to the first token of one account's request during 2 and 50 requests of another, by round."""
 
     beside_two: tuple[float, ...]
     beside_flood: tuple[float, ...]
 
 
 def summary(requests: Sequence[Sent], waits: Waits, replicas: int) -> dict[str, Any]:
-    """Everything of one turn, ready for JSON."""
+    """Returns the figures of one turn, for JSON."""
     prompts = sum(one.prompt_tokens for one in requests)
     cached = sum(one.cached_tokens for one in requests)
     first = [one.first_token_s for one in requests]
@@ -47,7 +47,7 @@ def summary(requests: Sequence[Sent], waits: Waits, replicas: int) -> dict[str, 
         "cached_share": cached / prompts if prompts else 0.0,
         "ttft_p50_s": percentile(first, 0.5),
         "ttft_p95_s": percentile(first, 0.95),
-        # Of the busiest replica, times its even share.
+        # Of the busiest replica, as a multiple of an even share.
         "most_requests": _over_even(sent, replicas),
         "most_computed": _over_even(computed, replicas),
         "beside_two_s": two,

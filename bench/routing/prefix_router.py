@@ -1,4 +1,4 @@
-"""Serve's router for prefixes, which is made for Serve's own requests, on ours."""
+"""Adapts Serve's prefix router, which expects Serve's own request type, to our requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ray.serve._private.request_router.common import PendingRequest
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):
-    """A tree of prompts in an actor; a prompt begins with its account."""
+    """Uses a tree of prompts in an actor. A prompt is prefixed with its account."""
 
     def _extract_text_from_request(self, pending_request: PendingRequest) -> str:
         call = pending_request.args[0]

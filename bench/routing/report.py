@@ -13,15 +13,15 @@ from bench.harness.tables import promise_table, show, table
 
 BEGIN: Final = "<!-- measured: written by `python -m bench.routing --docs`, not by hand -->"
 END: Final = "<!-- end of what bench.routing measured -->"
-#: Figure -> its column and how it is shown.
+#: Column heading and format, by figure.
 COLUMNS: Final = {
     "cached_share": ("cached share of prompt tokens", "{:.2f}"),
     "ttft_p50_s": ("first token p50, s", "{:.2f}"),
     "ttft_p95_s": ("p95, s", "{:.2f}"),
-    "most_requests": ("requests of the busier replica, of its half", "{:.2f}"),
-    "most_computed": ("prompt tokens it computed, of its half", "{:.2f}"),
-    "beside_two_s": ("first token beside 2 requests, s", "{:.3f}"),
-    "beside_flood_s": ("beside 50, s", "{:.3f}"),
+    "most_requests": ("requests of the busier replica / even share", "{:.2f}"),
+    "most_computed": ("prompt tokens computed by the busier replica / even share", "{:.2f}"),
+    "beside_two_s": ("first token during 2 requests, s", "{:.3f}"),
+    "beside_flood_s": ("during 50, s", "{:.3f}"),
 }
 
 
@@ -31,7 +31,7 @@ def spread(results: Results, router: str, figure: str) -> Spread | None:
 
 
 def ratio(results: Results, figure: str) -> Spread | None:
-    """Ours over Serve's default, by the medians of their turns."""
+    """Ratio of our figure to that of Serve's default, by the medians of their turns."""
     ours, default = spread(results, "conversation", figure), spread(results, "balanced", figure)
     if ours is None or default is None or default.median == 0:
         return None
@@ -44,7 +44,7 @@ PROMISES: Final = (
         "first token p95, conversation against balanced", 1.0, lambda found: ratio(found, "ttft_p95_s"), at_most=True
     ),
     Promise(
-        "first token beside another account's 50 requests, against beside its 2: conversation",
+        "conversation: first token during another account's 50 requests / during its 2",
         2.0,
         lambda found: spread(found, "conversation", "fairness"),
         at_most=True,
@@ -80,7 +80,7 @@ def markdown(results: Results) -> str:
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Renews what stands between the two marks; the records go into the folder of the same name.
+    """Replaces the text between the two marks. The records go into the folder of the same name.
 
     Raises:
         ValueError: the document has no marks.

@@ -1,4 +1,4 @@
-"""The service with two replicas of the bundled model behind one router."""
+"""The service with two replicas of the bundled model and one of the routers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.routing.figures import Sent
 from serve_app.model.bundled import ensure_bundled_model
 from serve_app.storage.request_log import FOLDER, PATTERN
 
-#: Name -> what it is.
+#: Descriptions by name.
 ROUTERS: Final = {
     "balanced": "Serve's default: the less busy of two replicas",
     "conversation": "ours: hash of account and first messages, with a bound on the load",
@@ -22,11 +22,11 @@ ROUTERS: Final = {
     "capacity": "Serve's CapacityQueueRouter",
 }
 REPLICAS: Final = 2
-RUNNING: Final = 8  # sequences that a replica decodes together
+RUNNING: Final = 8  # sequences that a replica decodes at once
 
 
 class Routed(Launched):
-    """config.yaml with one thread for each of two replicas, and limits so high that nothing is refused."""
+    """config.yaml with two replicas of one thread each, and without limits that the load would reach."""
 
     title = "serve-app"
 
@@ -68,11 +68,11 @@ class Routed(Launched):
         return {"router": self.router, "kv_cache": self.kv_cache}
 
     def account(self, name: str) -> tuple[str, str]:
-        """A new account's id and key, without limits that matter here."""
+        """Creates an account with high limits. Returns its id and key."""
         return self.new_account(name, "1000", rpm=10**6, tpm=10**9, concurrency=512)
 
     def log(self) -> list[Sent]:
-        """Every request that got a reply, as the service logged it. Complete once it has stopped."""
+        """All requests with a reply, from the request log, which is complete after the service has stopped."""
         lines = [
             json.loads(line) for path in (self.home / FOLDER).glob(PATTERN) for line in path.read_text().splitlines()
         ]

@@ -1,4 +1,4 @@
-"""Serve's router for sessions, which is made for Serve's own requests, on ours."""
+"""Adapts Serve's session router, which expects Serve's own request type, to our requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serve_app.gateway.conversations import conversation_key
 
 
 class SessionRouter(ConsistentHashRouter):
-    """A ring of hashes; a session is a conversation."""
+    """Uses a ring of hashes. A session is a conversation."""
 
     def _routing_key(self, pending_request: PendingRequest | None) -> str | None:
         if pending_request is None or not pending_request.args:

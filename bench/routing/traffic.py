@@ -1,4 +1,4 @@
-"""Conversations of several accounts, and one account's flood beside another's single request."""
+"""Conversations of several accounts, and a single request during another account's flood."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bench.harness.words import WORDS
 
 REPLY_TOKENS: Final = 24
 TURNS: Final = (4, 8)
-FIRST_WORDS: Final = 900  # a word is a token, or a little more
-LAST_WORDS: Final = 2800  # of the whole prompt of the last turn
+FIRST_WORDS: Final = 900  # a word is about one token
+LAST_WORDS: Final = 2800  # of the last turn's whole prompt
 FLOOD: Final = 50
 
 
@@ -25,14 +25,14 @@ class TrafficError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A client's script: for each conversation, the words of each turn and the seconds of thinking before it."""
+    """A client's script: for each turn of each conversation, the words and the seconds of thinking before it."""
 
     starts_after_s: float
     conversations: tuple[tuple[tuple[str, float], ...], ...]
 
 
 def script(seed: int, client: int, conversations: int, think_s: float) -> Script:
-    """The same for the same numbers."""
+    """Creates a client's script. Equal arguments give equal scripts."""
     rng = Random(f"{seed} {client}")
     said = []
     for _ in range(conversations):
@@ -52,7 +52,7 @@ class Caller:
     raw: list[RawReply] = field(default_factory=list)  # as they arrive
 
     async def hold(self, script: Script) -> None:
-        """Holds the conversations of a script, one after the other; each prompt has the replies before it."""
+        """Holds the conversations of a script, one after another. Each prompt contains the earlier replies."""
         await asyncio.sleep(script.starts_after_s)
         for conversation in script.conversations:
             messages: list[dict[str, str]] = []
@@ -63,7 +63,7 @@ class Caller:
                 messages.append({"role": "assistant", "content": reply.text})
 
     async def ask(self, messages: list[dict[str, str]]) -> Reply:
-        """One request. Raises TrafficError unless its reply is complete."""
+        """Sends a request. Raises TrafficError unless its reply is complete."""
         body = json.dumps(
             {
                 "model": "svc-chat",
@@ -81,14 +81,14 @@ class Caller:
         )
         reply = read(await exchange(Call(self.port, head.encode() + body, REPLY_TOKENS), self.raw))
         if reply.problem is not None or reply.completion_tokens is None:
-            raise TrafficError(f"a reply is not complete: {reply.problem}")
+            raise TrafficError(f"incomplete reply: {reply.problem or 'no usage'}")
         return reply
 
 
 async def wait_beside(crowd: Caller, one: Caller, requests: int, seed: int) -> float:
-    """Seconds to the first token of `one`'s request while the crowd's `requests` run or wait.
+    """Seconds to the first token of a request of `one` while `requests` of the crowd run or wait.
 
-    All of the crowd's belong to one conversation, so that a hash alone would send them to one replica.
+    The crowd's requests belong to one conversation, so a router with only a hash would send them all to one replica.
     """
     rng = Random(seed)
     opening = {"role": "user", "content": " ".join(rng.choices(WORDS, k=40))}
@@ -98,10 +98,10 @@ async def wait_beside(crowd: Caller, one: Caller, requests: int, seed: int) -> f
     ]
     before = len(crowd.raw)
     running = [asyncio.create_task(crowd.ask(messages)) for messages in turns]
-    # Until the replicas are at work; a look every 20 ms disturbs nothing that is measured.
+    # Waits until the replicas compute. Polling every 20 ms does not disturb the measurement.
     while not any(raw.pieces for raw in crowd.raw[before:]) and not any(task.done() for task in running):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
-    await asyncio.sleep(0.2)  # all of them are in a replica's queue
+    await asyncio.sleep(0.2)  # until all of them are in the replicas' queues
     reply = await one.ask([{"role": "user", "content": " ".join(rng.choices(WORDS, k=60))}])
     await asyncio.gather(*running)
     assert reply.first_at is not None

@@ -1,1 +1,1 @@
-"""A backend without models: replicas that take time to start and to compute, under the service's own limits."""
+"""Simulates a backend with the service's own limits. Replicas only take time to start and to compute."""

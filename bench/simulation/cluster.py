@@ -1,4 +1,4 @@
-"""One backend over time: requests come, the limiter admits them, replicas compute them, a policy adds replicas."""
+"""Simulates one backend: the limiter admits requests, replicas compute them, and a policy scales the replicas."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from serve_app.limiter.pressure import Tuning
 from serve_app.scaling.signals import LoadMeter, ReplicaLoad, Signals
 
 BACKEND = "backend"
-SDK_RETRIES = 2  # what client libraries do by themselves
+SDK_RETRIES = 2  # automatic retries of client libraries
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that a client sends at a time, in seconds from the beginning; lengths are tokens.
+    """A request that a client sends. `at` is in seconds from the start, lengths are in tokens.
 
-    `cached` of the prompt's tokens are found in a replica's cache and are not computed.
+    `cached` tokens of the prompt are in a replica's cache and are not computed.
     """
 
     at: float
@@ -43,23 +43,23 @@ class Arrival:
 
 
 class Policy(Protocol):
-    """Decides over the number of replicas. Called every `Fleet.look_s`."""
+    """Chooses the number of replicas. Called every `Fleet.look_s`."""
 
     def wanted(self, signals: Signals) -> int:
-        """The number of replicas that there are to be."""
+        """Returns the desired number of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The machines, and the bounds of their number."""
+    """The machines and their minimum and maximum number."""
 
     device: Device = field(default_factory=Device)
     least: int = 1
     most: int = 8
-    start_s: float = 90.0  # from the decision to the first request, by which a replica is paid, too
+    start_s: float = 90.0  # from the decision to the first request; this time is also paid
     price_per_hour: float = 4.0  # of one replica
     report_s: float = 0.5  # between two reports of a replica to the limiter
-    look_s: float = 2.0  # between two looks of the policy, whose signals are as old as the last report
+    look_s: float = 2.0  # between two decisions of the policy, which uses the last reports
     began_at: float = 0.0  # Unix time of second 0, for schedules
 
 
@@ -72,7 +72,7 @@ class _Machine:
 
 
 class Cluster:
-    """Everything that happens, in the order of time. All accounts are known and have money."""
+    """Runs all events in the order of time. All accounts are known and have money."""
 
     def __init__(
         self,
@@ -105,14 +105,14 @@ class Cluster:
         self._order = count()
         self._numbers = count()
         self._machines: list[_Machine] = []
-        self._starting: list[float] = []  # since when each is paid
+        self._starting: list[float] = []  # the time from which each is paid
         self._held: deque[Job] = deque()  # admitted while there is no replica
         self._target = fleet.least if replicas is None else replicas
         for _ in range(self._target):
             self._add(0.0)
 
     def run(self, arrivals: Iterable[Arrival], until: float) -> Outcome:
-        """Runs to a time, and counts what there is then."""
+        """Runs until `until` and returns the outcome, with the requests that are unfinished then."""
         self._after(self.fleet.look_s, self._look)
         self._next_arrival(iter(arrivals))
         events = self._events
@@ -179,7 +179,7 @@ class Cluster:
             self._held.append(job)
             self._at(job.arrived_at + job.deadline_s, lambda: self._expire(job))
             return
-        machine = self.rng.choice(ready)  # as Serve: the less loaded of two
+        machine = self.rng.choice(ready)  # the less loaded of two, as in Serve
         other = self.rng.choice(ready)
         if other.replica.running + other.replica.waiting < machine.replica.running + machine.replica.waiting:
             machine = other
@@ -259,7 +259,7 @@ class Cluster:
             self._starting.append(since)
             self._after(self.fleet.start_s * self.rng.uniform(0.8, 1.2), lambda since=since: self._started(since))  # type: ignore[misc]
         surplus = self._target - wanted
-        while surplus > 0 and self._starting:  # as Serve: those that have not started go first
+        while surplus > 0 and self._starting:  # starting replicas first, as in Serve
             self._pay(self._starting.pop())
             surplus -= 1
         for machine in ready[len(ready) - surplus :] if surplus > 0 else ():

@@ -1,4 +1,4 @@
-"""Outcome of a simulation: what became of its requests, and the cost of the replicas."""
+"""Outcome of a simulation: the results of its requests, and the cost of the replicas."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Outcome:
-    """Counts of requests, unless they say otherwise. Each request ends in one of `done`, `given_up`, `late`."""
+    """Counts of requests, unless noted otherwise. A finished request counts as `done`, `given_up` or `late`."""
 
     requests: int = 0
     done: int = 0
     refused: int = 0  # at least once
     given_up: int = 0  # refused at each try
-    late: int = 0  # admitted, and not begun by the deadline
+    late: int = 0  # admitted, but not begun by the deadline
     unfinished: int = 0  # at the end
-    refusals: list[float] = field(default_factory=list)  # tries, by time
-    queued_s: list[float] = field(default_factory=list)  # of those done: from admission until a place in the batch
-    first_s: list[float] = field(default_factory=list)  # of those done: from the first try to the first token
-    tokens: tuple[int, int] = (0, 0)  # of prompts and output of those done
+    refusals: list[float] = field(default_factory=list)  # time of each refused attempt
+    queued_s: list[float] = field(default_factory=list)  # from admission to the batch, if done
+    first_s: list[float] = field(default_factory=list)  # from the first attempt to the first token, if done
+    tokens: tuple[int, int] = (0, 0)  # prompt and output tokens of completed requests
     revenue: int = 0  # nano-units
-    changes: int = 0  # of the number of replicas
+    changes: int = 0  # of the target number of replicas
     cost: float = 0.0  # of replicas, from the decision to start one to the end of its last reply
     seconds: float = 0.0
-    replicas: list[int] = field(default_factory=list)  # that take requests, at each look
-    paid: list[int] = field(default_factory=list)  # with those that start or end
+    replicas: list[int] = field(default_factory=list)  # that accept requests, at each decision
+    paid: list[int] = field(default_factory=list)  # `replicas` plus those that start or drain
 
     def served(self, arrival: Arrival, job: Job) -> None:
-        """Counts a request that was completed."""
+        """Counts a completed request."""
         self.done += 1
         self.queued_s.append(job.started_at - job.arrived_at)
         self.first_s.append(job.first_at - arrival.at)

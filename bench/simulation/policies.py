@@ -10,7 +10,7 @@ from serve_app.scaling.signals import Signals
 
 
 class Rule:
-    """The rule that the service runs."""
+    """The service's scaling rule."""
 
     def __init__(self, settings: ScalingSettings | None = None) -> None:
         self._settings = settings or ScalingSettings()
@@ -24,7 +24,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always as many."""
+    """A fixed number of replicas."""
 
     replicas: int
 

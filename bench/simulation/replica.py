@@ -1,4 +1,4 @@
-"""A model replica without a model: how long requests take on one device that computes prompts and steps of a batch."""
+"""Simulates a model replica: the time that requests take on a device that computes prompts and steps of a batch."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from serve_app.engine.scheduling.fair_queue import FairQueue
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Capacity of a replica. The defaults are round figures for a mid-sized model on one GPU."""
+    """Capacity of a replica. The defaults are typical of a mid-sized model on one GPU."""
 
-    slots: int = 32  # sequences decoded together
+    slots: int = 32  # sequences decoded at once
     max_waiting: int = 96
     kv_tokens: int = 120_000
-    prefill_per_s: float = 12_000.0  # tokens of prompts, with the device to themselves
-    step_s: float = 0.020  # of a decoding step, and what each sequence in it adds
-    row_s: float = 0.0005
-    prefill_share: float = 0.5  # of the device's time that prompts get beside a batch
+    prefill_per_s: float = 12_000.0  # prompt tokens, if nothing else runs
+    step_s: float = 0.020  # time of a decoding step without its sequences
+    row_s: float = 0.0005  # additional time per sequence
+    prefill_share: float = 0.5  # share of the device's time for prompts while a batch runs
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One admitted request. It is its own `request` to the engine's fair queue, which wants tenant and weight."""
+    """One admitted request. It is also the `request` that the engine's fair queue reads tenant and weight from."""
 
     request_id: str
     tenant: str
     weight: float
     prompt: int  # tokens
     output: int
-    arrival: int  # a running number
+    arrival: int  # sequence number
     arrived_at: float
     deadline_s: float
-    on_end: Callable[[str, float], None]  # "done", "late" or "lost", at a time
-    started_at: float = inf  # when it got its place in the batch
-    first_at: float = inf  # when its prompt was computed: its first token
-    left: float = 0.0  # of the prompt, to compute
-    ends_at: float = 0.0  # in the replica's decoding progress
-    charged: float = 0.0  # decoding progress up to which the fair queue knows
+    on_end: Callable[[str, float], None]  # called with "done", "late" or "lost", and the time
+    started_at: float = inf  # time of its place in the batch
+    first_at: float = inf  # time of its first token, when its prompt is computed
+    left: float = 0.0  # tokens of the prompt still to compute
+    ends_at: float = 0.0  # decoding progress of the replica at its end
+    charged: float = 0.0  # decoding progress that the fair queue has counted
 
     @property
     def request(self) -> Job:
@@ -52,23 +52,23 @@ class Job:
 
 
 class Replica:
-    """Fluid between events: every decoding sequence advances at one rate, the oldest prompt is computed beside them.
+    """A fluid model: between events, all sequences decode at one rate, while the oldest prompt is computed.
 
-    Waiting requests are the engine's own fair queue. Room in the KV cache is taken for prompt and output when a
-    sequence starts, so nothing is preempted.
+    Requests wait in the engine's own fair queue. A starting sequence reserves room in the KV cache for its prompt and
+    output, so nothing is preempted.
     """
 
     def __init__(self, name: str, device: Device, now: float) -> None:
         self.name = name
         self.device = device
-        self.version = 0  # of the plan; an event of an older one is void
-        self.planned = -1  # the version of which the next event is planned
+        self.version = 0  # of the plan; events of older versions are ignored
+        self.planned = -1  # version whose next event is scheduled
         self.draining = False
         self._queue: FairQueue[Any] = FairQueue()
         self._waiting: dict[Job, None] = {}  # oldest first
         self._prefilling: deque[Job] = deque()
         self._decoding: list[tuple[float, int, Job]] = []  # a heap by end
-        self._progress = 0.0  # tokens that a sequence would have decoded since the start
+        self._progress = 0.0  # tokens that a sequence since the start would have decoded
         self._now = now
         self._kv = 0
         self._tokens_done = 0.0
@@ -82,7 +82,7 @@ class Replica:
         return len(self._prefilling) + len(self._decoding)
 
     def add(self, job: Job, now: float) -> bool:
-        """Queues and perhaps starts a job; False when the queue is full, by the engine's rule."""
+        """Queues a job, and starts it if possible. Returns False if the queue is full by the engine's rule."""
         try:
             self._queue.require_place(job.tenant, self.device.slots - self.running, self.device.max_waiting)
         except QueueFull:
@@ -93,7 +93,7 @@ class Replica:
         return True
 
     def run_until(self, now: float) -> None:
-        """Computes up to `now`, at most the next event."""
+        """Computes up to `now`, which must not be after the next event."""
         self._advance(now)
         changed = False
         while self._prefilling and self._prefilling[0].left <= 1e-6:
@@ -121,7 +121,7 @@ class Replica:
         return self._now + at
 
     def report(self, backend: str, now: float) -> PressureReport:
-        """As a replica's own loop does it; the fair queue learns of what was decoded, deadlines are looked at."""
+        """Reports as a real replica does. Also updates the fair queue and drops requests past their deadline."""
         self._advance(now)
         for job in [job for job in self._waiting if now - job.arrived_at > job.deadline_s]:
             self._queue.withdraw(cast(Any, job))
@@ -144,7 +144,7 @@ class Replica:
         )
 
     def lose_all(self, now: float) -> None:
-        """The process dies."""
+        """Ends all requests, as the death of the process does."""
         self.version += 1
         for job in [*self._waiting, *self._prefilling, *(job for _, _, job in self._decoding)]:
             job.on_end("lost", now)

@@ -1,1 +1,1 @@
-"""Measures the cost of a streamed token from the engine to the client, and when it arrives."""
+"""Measures the cost and the delay of streamed tokens from the engine to the client."""

@@ -1,4 +1,4 @@
-"""Measures the road of streamed tokens at a fixed rate: `make bench-stream`, or `python -m bench.stream`."""
+"""Measures the delivery of streamed tokens at a fixed rate: `make bench-stream`, or `python -m bench.stream`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.stream.client import load
 from bench.stream.paced import RATE
 from serve_app import secret_files
 
-#: Streams, tokens per second of each, and the share of replies whose client hangs up on the way.
+#: Streams, tokens per second of each, and share of replies during which the client hangs up.
 LOADS = ((16, 50, 0.0), (64, 50, 0.0), (256, 50, 0.0), (512, 50, 0.0), (64, 50, 0.5), (64, 150, 0.0))
 SYSTEMS = ("full", "bare")
 
@@ -32,7 +32,7 @@ def _application(builder: str, name: str = BACKEND, route: str | None = None) ->
 
 
 class Paced(Launched):
-    """A Serve configuration around the paced engine."""
+    """A Serve configuration with the paced engine."""
 
     def __init__(self, folder: Path, rate: int) -> None:
         super().__init__(folder)
@@ -60,7 +60,7 @@ class Full(Paced):
         config = shipped_config()
         settings = deployment(config, "Gateway")["user_config"]
         settings["models"] = {MODEL: {**settings["models"][MODEL], "backends": {BACKEND: 100}}}
-        # The load is one account's.
+        # One account sends the whole load.
         deployment(config, "Limiter")["user_config"]["contract"] = {"rpm": 10**7, "tpm": 10**10, "concurrency": 1024}
         [gateway] = [one for one in config["applications"] if one["import_path"] == "deployments.apps:gateway"]
         config["applications"] = [gateway, _application("app")]
@@ -72,7 +72,7 @@ class Full(Paced):
 
 
 class Bare(Paced):
-    """A FastAPI ingress on the same Serve that passes on a generator."""
+    """Ray Serve with a FastAPI ingress that forwards a generator."""
 
     name = "bare"
     title = "bare Ray Serve"
@@ -84,13 +84,13 @@ class Bare(Paced):
 
     def command(self) -> list[str]:
         command = super().command()
-        # With a first key that `/models` accepts, the launcher makes no account; here any key is accepted.
+        # The launcher creates no account if `/models` accepts the first key. This system accepts any key.
         secret_files.secret_file(self.home, "first-api-key", "sk-any")
         return command
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when all was measured, else 1. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
+    """Returns the exit status: 0 if everything was measured. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m bench.stream", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
     parser.add_argument(
@@ -99,16 +99,16 @@ def main(arguments: list[str] | None = None) -> int:
         type=_load,
         default=list(LOADS),
         metavar="STREAMSxRATE[xHANG_UPS]",
-        help="streams, tokens per second, share of replies whose client hangs up on the way; default: "
+        help="streams, tokens per second of each, share of replies during which the client hangs up; default: "
         + " ".join("x".join(f"{value:g}" for value in one if value) for one in LOADS),
     )
-    parser.add_argument("--tokens", type=int, default=500, help="of each reply; default: 500")
+    parser.add_argument("--tokens", type=int, default=500, help="per reply; default: 500")
     parser.add_argument("--warm-up", type=int, default=12, help="seconds before each window; default: 12")
-    parser.add_argument("--seconds", type=int, default=15, help="of each window; default: 15")
-    parser.add_argument("--folder", type=Path, default=PEERS, help="for logs and state; default: .bench")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
-    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render what --json wrote")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew the table, as in docs/benchmarks.md")
+    parser.add_argument("--seconds", type=int, default=15, help="length of each window; default: 15")
+    parser.add_argument("--folder", type=Path, default=PEERS, help="folder for logs and state; default: .bench")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to OUT")
+    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render results written by --json")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="update this document, such as docs/benchmarks.md")
     options = parser.parse_args(arguments)
     if options.render:
         results = json.loads(options.render.read_text())
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.markdown(results))
     if options.docs:
         report.write_docs(options.docs, results)
-        say(f"{options.docs} is written")
+        say(f"updated {options.docs}")
     return 1 if not results["records"] or any(record["problems"] for record in results["records"]) else 0
 
 
@@ -130,7 +130,7 @@ def _load(text: str) -> tuple[int, int, float]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The whole run, as `--json` writes it."""
+    """Runs the benchmark and returns the results that `--json` writes."""
     began, records = time.time(), []
     for rate in sorted({rate for _, rate, _ in options.loads}):
         for name in options.only:
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _record(system: Launched, tree: Tree, its: tuple[int, int, float], options: argparse.Namespace) -> dict[str, Any]:
     streams, rate, hang_ups = its
-    load(system.port, system.key, min(streams, 16), rate, rate, 0.5, 2.0)  # connections between processes are there
+    load(system.port, system.key, min(streams, 16), rate, rate, 0.5, 2.0)  # opens the connections between processes
     before: dict[str, float] = {}
     seen = load(
         system.port,

@@ -1,4 +1,4 @@
-"""A light client: all streams on one thread, raw sockets, and no parsing beyond counting what arrives."""
+"""A light client: all streams on one thread, raw sockets, and no parsing except counting tokens and events."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Seen:
     seconds: float = 0.0
     tokens: int = 0
     events: int = 0
-    reads: int = 0  # pieces that came with at least one token
-    gaps_s: list[float] = field(default_factory=list)  # between two such pieces of a stream
+    reads: int = 0  # reads with at least one token
+    gaps_s: list[float] = field(default_factory=list)  # between two such reads of a stream
     first_s: list[float] = field(default_factory=list)  # from a request to its first token
     replies: int = 0
     problems: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Stream:
     __slots__ = ("last_at", "leaves_after", "sent_at", "socket", "tail", "tokens")
 
     def __init__(self, port: int, request: bytes, leaves_after: int) -> None:
-        self.leaves_after = leaves_after  # tokens, or sooner at the reply's end
+        self.leaves_after = leaves_after  # tokens after which the client hangs up
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(request)
@@ -78,11 +78,11 @@ def load(
     clock: Callable[[], float] = time.perf_counter,
     hang_ups: float = 0.0,
 ) -> Seen:
-    """Keeps `streams` streams open: each client sends its next request when it has the whole reply to the last one.
+    """Keeps `streams` streams open: each client sends its next request after the end of the last reply.
 
-    With `hang_ups`, it hangs up in the middle of this share of its replies, and sends its next request at once.
-    The first requests are spread over the length of a reply, so that replies end evenly. `opened` is called when the
-    window opens.
+    During the share `hang_ups` of replies, the client hangs up and sends its next request immediately. The first
+    requests are spread over the length of a reply, so that replies end evenly. `opened` is called when the window
+    opens.
     """
     request = request_of(port, key, tokens)
     drawn = random.Random(streams)

@@ -1,7 +1,7 @@
-"""An engine that emits tokens at a fixed rate, and the applications around it: ours, and bare Ray Serve.
+"""An engine that emits tokens at a fixed rate, and two applications with it: our service, and bare Ray Serve.
 
-Only the model is replaced. Each step gives one token to every stream that runs, as a step on a GPU does, and its events
-leave as those of our own engine do.
+Only the model is replaced. Each step gives one token to every running stream, like a step on a GPU, and events are
+delivered as in our own engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTEXT: Final = 32768
 
 
 class PacedChat:
-    """In the place of a chat template and a tokenizer: a token of a prompt is a byte."""
+    """Replaces the chat template and the tokenizer. Each byte of a prompt is a token."""
 
     template = None
 
@@ -54,11 +54,11 @@ class _Stream:
     def __init__(self, request: GenerationRequest, sink: LoopSink) -> None:
         self.request = request
         self.sink = sink
-        self.made = -1  # -1: the next step begins it
+        self.made = -1  # tokens so far; -1: not started
 
 
 class PacedEngine:
-    """An EnginePort. `rate` is the number of steps per second."""
+    """Implements EnginePort. `rate` is the number of steps per second."""
 
     chat = PacedChat()
     max_context = CONTEXT
@@ -142,20 +142,20 @@ class PacedEngine:
 
 
 def paced_engine() -> PacedEngine:
-    """Returns an engine with the rate of the environment."""
+    """Returns an engine with the rate from the environment."""
     return PacedEngine(float(os.environ[RATE]))
 
 
 class Paced(model.Model.func_or_class):  # type: ignore[misc, name-defined]
-    """Our replica around this engine."""
+    """Our model replica with this engine."""
 
     async def __init__(self, settings: ModelArgs) -> None:  # type: ignore[misc]  # Serve awaits it
-        model.start_engine = lambda _: paced_engine()  # type: ignore[assignment, return-value]  # of this process alone
+        model.start_engine = lambda _: paced_engine()  # type: ignore[assignment, return-value]  # in this process only
         await super().__init__(settings)
 
 
 def app(_: dict[str, Any]) -> Application:
-    """The builder of our model's application."""
+    """Builds our model's application."""
     settings = parse(ModelArgs, {"model": "paced", "max_running": MAX_STREAMS, "max_waiting": 0}, "args")
     options = {"max_ongoing_requests": MAX_STREAMS, "ray_actor_options": {"num_cpus": 0}}
     return model.Model.options(func_or_class=Paced, **options).bind(settings)  # type: ignore[no-any-return]
@@ -163,7 +163,7 @@ def app(_: dict[str, Any]) -> Application:
 
 @serve.deployment(name="BareModel", max_ongoing_requests=MAX_STREAMS, ray_actor_options={"num_cpus": 0})
 class BareModel:
-    """A model as Serve's own guides stream one: a generator of texts."""
+    """A model that streams a generator of texts, as in Serve's guides."""
 
     def __init__(self) -> None:
         self._engine = paced_engine()
@@ -177,7 +177,7 @@ class BareModel:
 
 
 def build_app() -> FastAPI:
-    """One FastAPI route, and the two that the launcher calls at the start."""
+    """One FastAPI route, and two routes that the launcher calls at the start."""
     app = FastAPI(openapi_url=None)
     handle = serve.get_app_handle(BACKEND).options(method_name="generate", stream=True)
 
@@ -203,7 +203,7 @@ def build_app() -> FastAPI:
 @serve.deployment(name="Bare", max_ongoing_requests=MAX_STREAMS, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
 class Bare:
-    """A FastAPI ingress that passes the generator on, without keys, limits and accounting."""
+    """A FastAPI ingress that forwards the generator, without keys, limits and accounting."""
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
@@ -211,10 +211,10 @@ class Bare:
 
 
 def bare_model(_: dict[str, Any]) -> Application:
-    """The builder of bare Serve's model."""
+    """Builds bare Serve's model."""
     return BareModel.bind()  # type: ignore[attr-defined, no-any-return]
 
 
 def bare(_: dict[str, Any]) -> Application:
-    """The builder of bare Serve's ingress."""
+    """Builds bare Serve's ingress."""
     return Bare.bind()  # type: ignore[attr-defined, no-any-return]

@@ -27,7 +27,7 @@ def line(record: dict[str, Any]) -> str:
     """One record as one line of progress."""
     cores = ", ".join(f"{part} {value:.2f}" for part, value in _largest(record))
     problems = f", PROBLEM {record['problems'][0]}" if record["problems"] else ""
-    load = f"{record['streams']} x {record['rate']}{_leavers(record)}"
+    load = f"{record['streams']} x {record['rate']}{_hang_ups(record)}"
     return (
         f"{load}: {record['tokens_per_s']:.0f} tokens/s, {record['events_per_s']:.0f} "
         f"events/s, gap {_pair(record['gap_ms'])} ms, first token {_pair(record['first_ms'])} ms, cores: {cores}, "
@@ -35,7 +35,7 @@ def line(record: dict[str, Any]) -> str:
     )
 
 
-def _leavers(record: dict[str, Any]) -> str:
+def _hang_ups(record: dict[str, Any]) -> str:
     return f", {record['hang_ups']:.0%} hang up" if record.get("hang_ups") else ""
 
 
@@ -66,7 +66,7 @@ def markdown(results: dict[str, Any]) -> str:
         "gateway",
         "HAProxy",
         "client",
-        "µs of backend and gateway per token",
+        "CPU µs per token, backend and gateway",
     ]
     rows = []
     for record in results["records"]:
@@ -74,7 +74,7 @@ def markdown(results: dict[str, Any]) -> str:
         rows.append(
             [
                 record["title"],
-                f"{record['streams']} x {record['rate']}" + _leavers(record),
+                f"{record['streams']} x {record['rate']}" + _hang_ups(record),
                 f"{record['tokens_per_s']:,.0f}",
                 f"{record['events_per_s']:,.0f}",
                 _pair(record["gap_ms"]),
@@ -91,7 +91,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"{there['cpu']} ({there['family']}), {there['system']}, Python {there['python']}, ray "
         f"{there['libraries'].get('ray', '?')}. Replies of {results['tokens']} tokens, windows of "
         f"{results['window_s']} s after {results['warm_up_s']} s of warm-up. A gap is the time between two reads of a "
-        "stream that brought tokens. All processes, the client included, share the cores."
+        "stream that contain tokens. All processes, including the client, share the cores."
     )
     problems = [
         f"- {record['title']}, {record['streams']}: {record['problems'][0]}"
@@ -102,5 +102,5 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Renews this benchmark's part of the document and its records. Raises ValueError if it has no place for them."""
+    """Updates this benchmark's part of the document and its records. Raises ValueError without its marks."""
     document.renew(path, BEGIN, END, ("stream.json", results), lambda folder: {}, lambda pictures: markdown(results))

@@ -97,7 +97,7 @@ async def test_a_server_that_ignores_bodies_does_not_pass(monkeypatch: pytest.Mo
     number, case = next(
         (number, case)
         for number, case in enumerate(smuggling_cases.cases("operator"))
-        if case.name == "a body that nobody reads"
+        if case.name == "a body that is not read"
     )
     async with careless() as port:
         reply, closed = await smuggling.send(port, case)

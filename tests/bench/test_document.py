@@ -15,5 +15,5 @@ def test_only_what_stands_between_the_marks_is_renewed() -> None:
 
 @pytest.mark.parametrize("text", ["", "<a>", "</a> <a>"])
 def test_a_document_without_both_marks_in_order_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no place for results"):
+    with pytest.raises(ValueError, match="needs the lines"):
         document.renewed(text, "<a>", "</a>", "new")

@@ -56,7 +56,7 @@ def test_only_the_expected_reply_passes() -> None:
 
     assert wrong_in(reply(REPLY, 20)) is None
     assert wrong_in(reply(REPLY, 0)) == "no usage"
-    assert "another text" in str(wrong_in(reply("Berlin", 20)))
+    assert "unexpected text" in str(wrong_in(reply("Berlin", 20)))
     assert "no chat completion" in str(wrong_in({"error": {"message": "no"}}))
     assert "no chat completion" in str(wrong_in([]))
 

@@ -104,6 +104,6 @@ def test_renewing_the_document_leaves_what_people_wrote(tmp_path: Path) -> None:
 def test_a_document_without_a_place_for_results_is_not_touched(tmp_path: Path) -> None:
     document = tmp_path / "benchmarks.md"
     document.write_text("# Ours\n")
-    with pytest.raises(ValueError, match="no place for results"):
+    with pytest.raises(ValueError, match="needs the lines"):
         report.write_docs(document, results())
     assert document.read_text() == "# Ours\n"

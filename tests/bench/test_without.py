@@ -65,7 +65,7 @@ def test_the_table_has_the_rates_with_and_without_and_their_ratio() -> None:
 def test_what_gives_a_tenth_at_neither_number_of_clients_is_named() -> None:
     assert speedups.too_small(pairs(at16=(105.0, 100.0), at64=(109.0, 100.0))) == ["sockets"]
     assert speedups.too_small(pairs(at16=(105.0, 100.0), at64=(111.0, 100.0))) == []
-    assert "sockets gives less than 10%" in speedups.markdown(pairs(at16=(100.0, 100.0), at64=(100.0, 100.0)))
+    assert "sockets gains less than 10%" in speedups.markdown(pairs(at16=(100.0, 100.0), at64=(100.0, 100.0)))
 
 
 def test_a_load_with_a_problem_is_left_out_and_named() -> None:

@@ -1,1 +1,1 @@
-"""On PYTHONPATH this folder is a `sitecustomize` that takes one speed-up out of every Python process of a service."""
+"""On PYTHONPATH, this folder has a `sitecustomize` that removes one speed-up from every process of a service."""

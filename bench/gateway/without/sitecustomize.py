@@ -1,7 +1,7 @@
-"""Takes one speed-up out of the service: Python imports this module at the start of each process.
+"""Removes one speed-up from the service. Python imports this module at the start of each process.
 
-SERVE_APP_BENCH_WITHOUT names the speed-up. Its module is patched right after it is imported, so the service itself
-needs no switch. Where there is nothing to patch any more, the import fails, and so does the start of the service.
+SERVE_APP_BENCH_WITHOUT names the speed-up. Its module is patched right after its import, so the service's code needs no
+switch. If the patched name no longer exists, the import fails, and the service does not start.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, Final
 
 VARIABLE: Final = "SERVE_APP_BENCH_WITHOUT"
 SWITCH: Final = "SERVE_APP_BENCH_SWITCH"
-APPLIED: Final = "BENCH_WITHOUT"  # a patched module has the speed-up's name under this one
+APPLIED: Final = "BENCH_WITHOUT"  # attribute of a patched module: name of the speed-up
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """A speed-up of the service, and how it is taken out of its module."""
+    """A speed-up of the service, and the function that removes it from its module."""
 
     text: str
     module: str
@@ -31,9 +31,9 @@ class Speedup:
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
-    """Raises AttributeError where there is nothing to replace."""
+    """Replaces an attribute. Raises AttributeError if it does not exist."""
     if not hasattr(owner, name):
-        raise AttributeError(f"{owner!r} has no {name!r} any more: renew the patch in {__file__}")
+        raise AttributeError(f"{owner!r} no longer has {name!r}: update the patch in {__file__}")
     setattr(owner, name, value)
 
 
@@ -46,7 +46,7 @@ def _sockets(module: Any) -> None:
 
 def _coalescer(module: Any) -> None:
     class Alone(module.Coalescer):
-        """A call of its own for each ask, at once."""
+        """Sends each message in a separate call, immediately."""
 
         def submit(self, ask: Any) -> Any:
             return joining(self._send, timeout_s=self.timeout_s).submit(ask)
@@ -84,7 +84,7 @@ def _request_metrics(module: Any) -> None:
 
 
 def _sinks(module: Any) -> None:
-    _replace(module, "log_line", module.log_line)  # the sinks are what `ended` does beside `_count`
+    _replace(module, "log_line", module.log_line)  # `ended` calls `_count` and then the sinks
     count = module.Observer._count
 
     def ended(observer: Any, record: Any) -> None:
@@ -97,13 +97,13 @@ def _sinks(module: Any) -> None:
 
 
 def _switched(owner: Any, name: str) -> None:
-    """Does nothing while the switch is off."""
+    """Patches a method to do nothing while the switch is off."""
     does = getattr(owner, name)
     _replace(owner, name, lambda *values: None if is_switched_off() else does(*values))
 
 
 def is_switched_off() -> bool:
-    """Returns whether SERVE_APP_BENCH_SWITCH names an existing file. Looks ten times a second."""
+    """Returns whether SERVE_APP_BENCH_SWITCH names an existing file. Checks at most ten times per second."""
     now = time.monotonic()
     if now - _switch["looked"] > 0.1:
         _switch.update(looked=now, off=os.path.exists(os.environ[SWITCH]))
@@ -115,30 +115,28 @@ _switch: dict[str, Any] = {"looked": 0.0, "off": False}
 SPEEDUPS: Final = {
     "sockets": Speedup("local sockets beside Serve's calls", "deployments.transport", _sockets),
     "joined-asks": Speedup(
-        "asks to the limiter that wait travel in one call", "serve_app.gateway.limiter_client", _coalescer
+        "waiting messages to the limiter are sent in one call", "serve_app.gateway.limiter_client", _coalescer
     ),
     "joined-settlements": Speedup(
-        "settlements that wait travel in one call", "serve_app.gateway.settlements", _coalescer
+        "waiting settlements are sent in one call", "serve_app.gateway.settlements", _coalescer
     ),
     "gathered-metrics": Speedup(
-        "metrics are summed for half a second before Ray gets them", "deployments.metrics", _gathered_metrics
+        "metrics are collected for half a second before they go to Ray", "deployments.metrics", _gathered_metrics
     ),
     "plain-pickle": Speedup("pickle in place of Serve's cloudpickle", "deployments.handles", _plain_pickle),
 }
 
-#: What is not for speed, and is to cost little: `--costs` switches it off and on while the service runs.
+#: Parts that should cost little. `--costs` switches them off and on while the service runs.
 COSTS: Final = {
-    "observation": Speedup(
-        "each request's metrics, line in the log and trace", "serve_app.gateway.observer", _observation
-    ),
-    "request-metrics": Speedup("of these its metrics", "serve_app.gateway.observer", _request_metrics),
-    "request-sinks": Speedup("of these its line in the log and its trace", "serve_app.gateway.observer", _sinks),
+    "observation": Speedup("metrics, log line and trace of each request", "serve_app.gateway.observer", _observation),
+    "request-metrics": Speedup("metrics of each request", "serve_app.gateway.observer", _request_metrics),
+    "request-sinks": Speedup("log line and trace of each request", "serve_app.gateway.observer", _sinks),
 }
 REMOVABLE: Final = SPEEDUPS | COSTS
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the speed-up's module as Python does, and patches it after its import."""
+    """Finds the speed-up's module on the usual path, and patches it after its import."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -151,7 +149,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
-            raise ImportError(f"there is no {fullname} any more: renew the patch in {__file__}")
+            raise ImportError(f"{fullname} no longer exists: update the patch in {__file__}")
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
