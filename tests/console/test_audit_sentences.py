@@ -89,7 +89,7 @@ def test_records_about_the_service_name_models_and_shares() -> None:
     price = {"input": change(500, 600), "cached_input": change(1, 1), "output": change(None, 2), "effective_at": 0.0}
     assert told("schedule_price", price, account="", subject="svc-chat") == (
         "set the price of svc-chat in USD per million tokens: input from 0.50 to 0.60, cached input 0.001, "
-        "output 0.002, effective 1 January 1970, 00:00 UTC"
+        "output 0.002, effective 1 Jan 1970, 00:00 UTC"
     )
     assert told("publish_notice", {"text": "Down"}, account="") == "published a notice to all accounts: Down"
 
