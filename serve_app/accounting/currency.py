@@ -22,8 +22,8 @@ def claim_currency(transaction: Transaction, currency: str) -> None:
     found = {stored} if stored is not None else set(connection.scalars(select(accounts.c.currency).distinct()))
     if found and currency not in found:
         raise OtherCurrency(
-            f"this ledger is kept in {', '.join(sorted(found))} and args.currency is {currency}: set it back, or name "
-            "another database for another currency; what is on the books can't be converted"
+            f"this ledger is kept in {', '.join(sorted(found))} and args.currency is {currency}: set it back, or use a "
+            "new database for the other currency; the amounts in a ledger cannot be converted"
         )
     if stored is None:
         connection.execute(update(head).values(currency=currency))

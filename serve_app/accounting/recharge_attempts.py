@@ -2,8 +2,7 @@
 
 Watching only reads. An attempt begins under the ledger's writer lock, which also covers reading balance, cap and
 settings. With any number of watching processes, an account has at most one open attempt, and a month's payments stay
-within its cap.
-Attempts that are not known to have failed count towards the cap.
+within its cap. Attempts that are not known to have failed count towards the cap.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from serve_app.contracts.recharges import (
     WatchRecharges,
 )
 
-#: In the past tense, because it remains the reason for the pause after the outcome is known.
+#: In the past tense, because the text remains the reason for the pause after the outcome is known.
 UNKNOWN: Final = "The payment's outcome was unknown for a day. If it was paid, the credit is added."
 ENDED: Final = "An operator saw that it was not paid."
 BATCH: Final = 200

@@ -130,7 +130,7 @@ def test_a_repetition_changes_nothing(ledger: Ledger) -> None:
 
 
 def test_empty_weights_let_those_of_the_configuration_hold_again(ledger: Ledger) -> None:
-    with pytest.raises(InvalidValue, match="hold already"):
+    with pytest.raises(InvalidValue, match="already apply"):
         set_traffic(ledger, {})
     set_traffic(ledger, {"old": 95, "new": 5})
     set_traffic(ledger, {})
