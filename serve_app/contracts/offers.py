@@ -1,4 +1,4 @@
-"""What the service offers, as its gateway knows it: for the page at `/`."""
+"""The models, prices and addresses that the gateway shows on the page at `/`."""
 
 from __future__ import annotations
 

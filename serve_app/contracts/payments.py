@@ -31,8 +31,8 @@ class Saved:
     method: str
 
 
-#: A chargeback is a refund that the customer's bank has ordered. A reinstatement returns its money to us, if the bank
-#: decides so.
+#: A chargeback is a refund that the customer's bank has ordered. A reinstatement gives the seller the money of a
+#: chargeback back, if the bank decides so.
 ReturnKind = Literal["refund", "chargeback", "reinstatement"]
 
 
@@ -52,12 +52,13 @@ class Returned:
 class ReturnPayment(Command[int | None]):
     """Deducts returned money from the account's payments. Returns the nano-units that were already spent.
 
-    The same idempotency key deducts once; a repetition returns 0 and changes nothing. None: the payment or chargeback
-    that it reverses is not booked, and no money is moved. If `final`, the audit log then has the return, once, for an
-    operator to correct the balance. A chargeback also suspends the account and turns
-    recharging off. A refund pauses recharging, which would charge the money again at once. A reinstatement restores
-    what its chargeback took, less the part that the chargeback could not take. The account stays suspended. Raises
-    AccountNotFound, InvalidAmount.
+    The same idempotency key deducts once; a repetition returns 0 and changes nothing. If the payment or chargeback that
+    it reverses is not booked, the command moves no money and returns None. With `final`, it then records the return in
+    the audit log, once, so that an operator can correct the balance.
+
+    A chargeback also suspends the account and turns recharging off. A refund pauses recharging, which would otherwise
+    charge the money again at once. A reinstatement restores what its chargeback took, less the part that the chargeback
+    could not take. The account stays suspended. Raises AccountNotFound, InvalidAmount.
     """
 
     account_id: str

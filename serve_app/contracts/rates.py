@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 WINDOW_S: Final = 60.0
-_SLACK_S: Final = 1e-6  # tolerates float rounding: a millionth of a second of the rate, once, not for each request
+_SLACK_S: Final = 1e-6  # tolerance for float rounding; it does not add up over requests
 
 
 class Bucket:
@@ -99,7 +99,7 @@ class Rates:
         return len(self._buckets)
 
     def wait_s(self, *limits: tuple[str, int]) -> float:
-        """Returns the seconds until one unit fits under every name, 0 if it fits now. Keeps nothing."""
+        """Returns the seconds until one unit fits under every name, 0 if it fits now. Changes nothing."""
         now = self._clock()
         return max(self._buckets.get(name, _EMPTY).wait_s(now, 1) for name, _ in limits)
 
