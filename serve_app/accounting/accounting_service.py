@@ -50,9 +50,9 @@ STUCK_S = 60.0  # after a call's timeout; resolving the database's host name may
 COMMIT_STUCK_S = 300.0  # for one batch, whose settlements may be settled one by one
 # Clients' requests depend on these commands, so the commands have dedicated threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
-LEASES = (HoldLease, ReleaseLease, PostHolds)  # many reads or writes must not make a limiter's lease expire
+LEASES = (HoldLease, ReleaseLease, PostHolds)  # waiting behind other commands would make a limiter's lease expire
 LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
-SLOW = frozenset((*LONG_READS, *STEPS))  # their duration depends on the caller and the request
+SLOW = frozenset((*LONG_READS, *STEPS))  # commands whose duration depends on the amount of data that they read
 LANE_WAIT_S = 10.0  # as long as gateways wait for an answer
 MAX_WAITING = 2000  # per lane; more than a limiter requests at once
 UNAVAILABLE_RETRY_S = 0.5  # minimum delay between attempts while the database is unavailable, for all callers together
@@ -313,7 +313,7 @@ class AccountingService:
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
             models = await self._reads.run(self._ledger.run, PricedModels())
-            # Covers a restart, and a shard to which no gateway has reported prices.
+            # Needed after a restart, and in a shard to which no gateway has reported prices.
             self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
             logger.warning("stuck settlements and models could not be counted: %s", error)

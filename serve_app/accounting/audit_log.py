@@ -86,7 +86,7 @@ def record_prices(transaction: Transaction, wanted: RecordPrices, now: float) ->
 
 
 def value_of(snapshot: AccountSnapshot | KeySnapshot, name: str) -> Any:
-    """Returns a field of a snapshot, or one of its limits: None if the snapshot does not set it."""
+    """Returns a field of a snapshot, or one of its limits. A limit that is not set is None."""
     return snapshot.limits.get(name) if name in ACCOUNT_LIMITS else getattr(snapshot, name)
 
 

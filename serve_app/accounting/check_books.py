@@ -103,7 +103,7 @@ class AccountRange:
 
 
 def compare_part(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Yields the differences within the rows of a part, whatever other rows contain."""
+    """Yields the differences within a part. They do not depend on rows outside it."""
     yield from _entries(connection, part)
     yield from _charges(connection, part)
     yield from _costs(connection, part)

@@ -239,7 +239,7 @@ def _finish(database: Books, checkpoint_id: int, now: float) -> None:
 def remove_old(database: Books, now: float, until: float = math.inf) -> None:
     """Removes replaced checkpoints and abandoned full checks, some rows at a time.
 
-    The next check removes rows that are left at `until`, on the monotonic clock.
+    Stops at `until`, on the monotonic clock. The next check removes the rest.
     """
     given_up = (checkpoints.c.kind == "full") & (checkpoints.c.updated_at < now - ABANDONED_S)
     with database.snapshot() as connection:

@@ -122,7 +122,7 @@ alerts = Table(
     Column("kind", Text, nullable=False),
     Column("threshold", BigInteger, nullable=False),
     Column("target", Text, nullable=False),
-    Column("secret", Text, nullable=False),  # recoverable: it signs messages to a webhook
+    Column("secret", Text, nullable=False),  # sealed, not a digest: it signs messages to a webhook
     Column("state", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -222,10 +222,10 @@ recharges = Table(
     Column("amount", BigInteger, nullable=False),
     Column("monthly_cap", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
-    Column("reason", Text, nullable=False),  # why it is paused
+    Column("reason", Text, nullable=False),  # why recharging is paused
     Column("provider", Text, nullable=False),  # issuer of `customer` and `method`; empty before the first method
     Column("customer", Text),
-    Column("method", Text),  # never null while it is on
+    Column("method", Text),  # never null while recharging is on
     Column("setup_id", Text),  # set while a method is being saved
     Column("next_at", Double, nullable=False),  # earliest start of the next attempt
     CheckConstraint("state IN ('off', 'on', 'paused')", name="state"),

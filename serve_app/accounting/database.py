@@ -185,7 +185,7 @@ class Database:
             return MigrationContext.configure(connection).get_current_revision()
 
     def _fits(self, current: str | None) -> bool:
-        """Returns whether this release runs on the schema as it is: its own schema, or a newer one that only adds."""
+        """Returns whether this release runs on the schema as it is: its own, or a newer one that it can still use."""
         if current is None or current in revisions():
             return current == revisions()[-1]
         with self.snapshot() as connection:

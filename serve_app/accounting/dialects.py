@@ -73,7 +73,7 @@ def rows_at_once(connection: Connection) -> int:
 
 
 def whole(connection: Connection, value: ColumnElement[Any]) -> ColumnElement[int]:
-    """Returns the floor of a positive number. PostgreSQL's cast rounds; SQLite's truncates, and it has no `floor`."""
+    """Returns the floor of a positive number. PostgreSQL's cast rounds, SQLite's truncates. SQLite has no `floor`."""
     return cast(value if connection.dialect.name == "sqlite" else func.floor(value), BigInteger)
 
 

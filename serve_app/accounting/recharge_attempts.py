@@ -132,7 +132,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     connection.execute(update(recharge_attempts).where(recharge_attempts.c.id == row.id).values(changes))
     account_id = row.account_id
     if state == "open":
-        # It stays open, because its payment may exist, and blocks new attempts. Pausing sends a notice.
+        # The attempt stays open and blocks new ones, because its payment may exist. Pausing sends a notice.
         if now >= row.created_at + ORDER_S and read_account(connection, account_id).active:
             pause_recharge(transaction, account_id, UNKNOWN, wanted.audit, now)
         return
@@ -143,7 +143,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
         return  # the settings were created after the backup from which this ledger was restored
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
-    # A suspended account is not recharged anyway, and a replaced method says nothing about the new one.
+    # A suspended account is not recharged anyway. The failure of a replaced method says nothing about the new one.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
 

@@ -78,7 +78,7 @@ def _load(url: URL, backup: BackupFile) -> None:
 
 
 def _finish(database: Database, manifest: Manifest, now: float, progress: Progress) -> tuple[Difference, ...]:
-    """Verifies the restored rows, makes the ledger safe to start a service on, and names its revision."""
+    """Verifies the restored rows, makes the ledger safe to start a service on, and sets its revision."""
     with database.snapshot(LONGEST_S) as connection:
         found = count_rows(connection)
     if found != manifest.rows:
@@ -155,7 +155,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Yields a draft path for a SQLite ledger, which gets its name at the end. Raises Conflict, InvalidValue."""
+    """Yields a path for a draft of a SQLite ledger, which is then renamed to `path`. Raises Conflict, InvalidValue."""
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite would apply an old log to the new file
         if (old := path.with_name(path.name + suffix)).exists():
             raise Conflict(f"{old} exists: move {path.name}* away, or choose a new file")

@@ -342,7 +342,7 @@ def _settled(batch: _Batch, settlement: Settlement, now: float, *, duplicate: bo
 
 
 def _is_same(settlement: Settlement, row: dict[str, Any], prices: dict[tuple[str, Price], int]) -> bool:
-    """Returns whether a repetition has the recorded content."""
+    """Returns whether a repeated settlement has the same content as the recorded one."""
     names = ("key_id", "model", "backend", "prompt_tokens", "cached_tokens", "completion_tokens")
     same_price = prices.get((settlement.model, settlement.price)) == row["price_version"]
     # A replica that settles for a gateway records the request as cancelled. The gateway may be alive and record it as

@@ -42,7 +42,7 @@ class StoredResponse:
     response_id: str
     body: bytes = field(repr=False)  # as the gateway encodes it
     expires_at: float  # Unix time, seconds
-    beat_at: float | None = None  # last sign of life of the gateway that runs it; None: it has ended
+    beat_at: float | None = None  # last heartbeat of the gateway that runs it; None: it has ended
 
     __setstate__ = set_state
 
@@ -58,7 +58,7 @@ class RequestUsage:
     key_id: str
     model: str  # the identifier in the request
     backend: str  # the application that produced the reply
-    price: Price  # the price at admission: a later change never bills a request above its hold
+    price: Price  # the price at admission, so that no later price bills a request above its hold
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -110,7 +110,7 @@ class AccountSnapshot:
     topped_up: int
     version: int
     created_at: float
-    limits: Mapping[str, int] = field(default_factory=dict)  # limits set for this account; defaults apply to the others
+    limits: Mapping[str, int] = field(default_factory=dict)  # limits set for this account; a missing limit: the default
     #: Remainders of expiring grants: (expires_at in Unix seconds, nano-units left), soonest first.
     expiring: tuple[tuple[float, int], ...] = ()
 

@@ -20,7 +20,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """`base` is the service's address as the browser sees it; `root`, the console's path."""
+    """Data of the page. `base` is the service's address as the browser sees it. `root` is the console's path."""
 
     base: str
     root: str

@@ -29,7 +29,7 @@ class PendingCredit:
     memo: str
     asked_by: str
     asked_at: float
-    booked: bool = False  # without a second operator
+    booked: bool = False  # booked without a second operator
     decided_by: str | None = None
     decided_at: float | None = None  # None: pending
     approved: bool | None = None
@@ -41,9 +41,9 @@ class PendingCredit:
 class SetOperatorRole(Command[Person]):
     """Sets an operator's role; None removes it. All sessions of the person end.
 
-    A role is given to a member of `account_id`, a staff account. The address alone proves nothing: a manager of an
-    account can invite any address and accept the invitation. Raises InvalidValue for an unknown address or role, and
-    for a person who is not a member.
+    A role is given to a member of `account_id`, a staff account. The e-mail address alone proves nothing: an owner of
+    another account can invite any address and accept the invitation. Raises InvalidValue for an unknown e-mail address
+    or role, and for a person who is not a member.
     """
 
     email: str

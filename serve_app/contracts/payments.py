@@ -11,7 +11,7 @@ from serve_app.contracts.commands import Command
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """A payment was received. `reference` is the provider's name for the payment, which is booked once."""
+    """A payment was received. `reference` is the provider's id of the payment, under which it is booked once."""
 
     account_id: str
     amount: int
@@ -31,8 +31,8 @@ class Saved:
     method: str
 
 
-#: A chargeback is a refund that the customer's bank has ordered. A reinstatement gives the seller the money of a
-#: chargeback back, if the bank decides so.
+#: A chargeback is a refund that the customer's bank has ordered. A reinstatement reverses a chargeback, if the bank
+#: decides for the seller.
 ReturnKind = Literal["refund", "chargeback", "reinstatement"]
 
 
@@ -67,4 +67,4 @@ class ReturnPayment(Command[int | None]):
     reverses: str  # idempotency key of the payment, or of the chargeback
     audit: Audit
     kind: ReturnKind = "refund"
-    final: bool = False  # the payment's own report is not expected any more
+    final: bool = False  # a report of the payment itself is no longer expected

@@ -15,8 +15,8 @@ class Bucket:
     """A limit of `limit` units in each window, a minute by default, with a burst of one window's worth.
 
     The state is the theoretical arrival time: the moment at which all charges so far have drained. The time until then
-    is the part of the window in use. `charge` also returns a cost in seconds. If the limit changes between a charge and
-    its correction, the part in use therefore stays: half full stays half full.
+    is the part of the window in use. Costs are in seconds too. A change of the limit therefore keeps the part in use: a
+    half-full bucket stays half full.
 
     Source: ITU-T I.371 annex A, virtual scheduling, with an increment in proportion to each cell's cost. Times are
     seconds of any one clock that never runs backwards. Exact to the unit up to ten million units a minute.

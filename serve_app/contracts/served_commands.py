@@ -45,7 +45,7 @@ class SetTraffic(Command[Traffic]):
 class RollBackTraffic(Command[Traffic]):
     """Restores the weights from before the roll-out: `Traffic.before`. A second rollback goes back one more roll-out.
 
-    A rollback of a version that is already rolled back returns the existing rollback, so several processes may decide
+    A rollback of a version that is already rolled back returns the existing rollback, so several processes may request
     it at once. Raises ModelNotFound, InvalidValue, and Conflict if a different change came first, if there is nothing
     to restore, or if a backend is retired.
     """

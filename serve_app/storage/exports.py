@@ -45,7 +45,7 @@ def request_row(record: UsageRecord) -> Row:
 
 
 # Characters that make spreadsheets compute, or call other programs, instead of showing text (OWASP, "CSV injection").
-# The full-width forms are included, because some spreadsheets fold them. Plain numbers, with or without a minus, are
+# Full-width forms are included, because some spreadsheets convert them. Plain numbers, with or without a minus, are
 # safe. The characters match at the beginning of a cell; in some locales a semicolon ends a cell.
 _COMPUTES = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[=+\-@\t\r\n＝＋－＠])")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)

@@ -74,7 +74,7 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
     )
     head = f"Amount ({customer.currency})"
     parts = [*(one.amount for one in statement.movements), *(row.charged for row in statement.usage)]
-    places = places_of([statement.opening, *parts])  # at which the columns add up
+    places = places_of([statement.opening, *parts])  # enough for the columns to add up exactly
     sums = [("Opening balance", statement.opening)]
     for kind, name in KINDS.items():
         if found := [one.amount for one in statement.movements if one.kind == kind]:
@@ -205,7 +205,7 @@ class _Document(FPDF):
         *,
         bold: str | None = None,
     ) -> None:
-        """Writes a table; the first text columns are left-aligned, the others right-aligned.
+        """Writes a table. Columns of numbers are right-aligned, the others left-aligned.
 
         The row that begins with `bold` is bold.
         """

@@ -152,7 +152,7 @@ class Spool:
 
         Each file is replayed only up to the first settlement that is not due, according to `is_due`.
 
-        Settlements that the ledger refuses and does not keep move to a `.refused` file next to the spool; the log has
+        Settlements that the ledger refuses and does not store move to a `.refused` file next to the spool; the log has
         the reason. An error of `settle` (LedgerUnavailable) ends the replay. This process does not repeat settlements
         that are settled by then.
         """
