@@ -155,7 +155,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Yields a path for a draft of a SQLite ledger, which is then renamed to `path`. Raises Conflict, InvalidValue."""
+    """Yields a path for a draft of a SQLite ledger, which then gets the name `path`. Raises Conflict, InvalidValue."""
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite would apply an old log to the new file
         if (old := path.with_name(path.name + suffix)).exists():
             raise Conflict(f"{old} exists: move {path.name}* away, or choose a new file")

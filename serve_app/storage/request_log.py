@@ -119,7 +119,7 @@ class _File(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         if time.monotonic() - self._reported_at > REPORT_S:
             self._reported_at = time.monotonic()
-            logger.error("cannot write the request log: %s", sys.exc_info()[1])
+            logger.error("cannot write the log of requests: %s", sys.exc_info()[1])
 
 
 @dataclass(frozen=True, slots=True)
