@@ -74,7 +74,7 @@ def test_one_rollback_undoes_the_whole_roll_out(ledger: Ledger) -> None:
     undone = ledger.run(RollBackTraffic("svc-chat", last.version, audit=ADA))
     assert (undone.weights, undone.undoes, undone.before) == (CONFIGURED, last.version, None)
     assert weights(ledger) == CONFIGURED
-    with pytest.raises(Conflict, match="no weights from before"):
+    with pytest.raises(Conflict, match="no earlier weights to restore"):
         ledger.run(RollBackTraffic("svc-chat", undone.version))
 
 
