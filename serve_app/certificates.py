@@ -66,7 +66,7 @@ def make_certificate(authority: Signed, hosts: Sequence[str], now: datetime) -> 
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a file that only its owner may read, as a whole or not at all. Replaces an existing file."""
+    """Writes a file atomically. Only its owner may read it. Replaces an existing file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

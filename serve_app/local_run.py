@@ -10,7 +10,7 @@ import psutil
 
 from serve_app.settings import SettingsError, read_config
 
-#: Folders in the run's own folder: Ray's, and HAProxy's, which has a folder for each node.
+#: Subfolders of the run's folder: Ray's, and HAProxy's, which has a folder for each node.
 RAY, HAPROXY = "ray", "ha"
 
 
@@ -31,7 +31,7 @@ class LocalRun:
 
 
 def find_run(home: Path) -> LocalRun | None:
-    """Returns the running service of this state folder."""
+    """Returns the running service of this state folder, or None."""
     try:
         launcher = int((home / "run" / "lock").read_text().removeprefix("process "))
         session = (home / "logs" / "ray").readlink().parent  # the link leads to FOLDER/ray/session_latest/logs
@@ -41,7 +41,7 @@ def find_run(home: Path) -> LocalRun | None:
 
 
 def last_port(home: Path) -> int | None:
-    """Returns the port of the last service that was started on this state folder."""
+    """Returns the port of the last service that was started on this state folder, or None if it is unknown."""
     try:
         return int(read_config(home / "run" / "config.yaml")["http_options"]["port"])
     except (SettingsError, KeyError, TypeError, ValueError):

@@ -1,10 +1,10 @@
-"""Loads the service's two secrets: the operator key, and the secret key for hashing API keys.
+"""Loads the service's two secrets: the operator key, and the secret key, which encrypts secrets in the ledger.
 
 On a cluster they come from the environment (SERVE_APP_OPERATOR_KEY, SERVE_APP_SECRET_KEY). On one machine
 (`settings.keeps_local_state`) they are files in the state folder with mode 0600, created on first use.
 
-During a rotation, the previous secret is valid too: SERVE_APP_OPERATOR_KEY_PREVIOUS and
-SERVE_APP_SECRET_KEY_PREVIOUS, or files.
+During a rotation, the previous secret is valid too. It comes from SERVE_APP_OPERATOR_KEY_PREVIOUS or
+SERVE_APP_SECRET_KEY_PREVIOUS, or from a file.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def load_secrets(home: Path) -> Secrets:
 
 
 def _expect_different(loaded: Mapping[str, str]) -> None:
-    """Raises SettingsError if two secrets have one value: whoever may know one of them would know the other, too.
+    """Raises SettingsError if two secrets have the same value: everyone who may know one would then know both.
 
-    `loaded` are secrets by variable. They are also compared with the secrets that only the environment has.
+    `loaded` has the secrets by variable. They are also compared with the secrets that are only in the environment.
     """
     others = {name: os.environ.get(name, "").strip() for name in (*_VARIABLES, "RAY_AUTH_TOKEN", "PGPASSWORD")}
-    with contextlib.suppress(ValueError):  # not an address; the database's own error says so
+    with contextlib.suppress(ValueError):  # not a valid URL, which connecting to the database reports
         password = unquote(urlsplit(others.pop("SERVE_APP_DATABASE_URL")).password or "")
-        if password != others["PGPASSWORD"]:  # both are the database's
+        if password != others["PGPASSWORD"]:  # equal values are allowed here: both are the database's password
             others["the password in SERVE_APP_DATABASE_URL"] = password
     names: dict[str, str] = {}
     for name, value in {**others, **loaded}.items():

@@ -95,8 +95,9 @@ class IdentifierSettings(_Strict):
     fallback: str | None = None
     """Backend that replies while the weighted backends have no capacity."""
     aliases: list[str] = []
-    """Further names that clients may send, such as `gpt-4o-mini`. One with `*` at its end, such as `claude-*`, stands
-    for all names that begin so. Requests are billed, limited and logged as the identifier's."""
+    """Further names that clients may send, such as `gpt-4o-mini`. An alias with `*` at its end stands for all names
+    with this beginning: `claude-*` for names that begin with `claude-`. Requests are billed, limited and logged as the
+    identifier's."""
 
     @model_validator(mode="after")
     def _some_backend(self) -> IdentifierSettings:
@@ -111,7 +112,8 @@ class GatewaySettings(_Strict):
     models: Annotated[dict[str, IdentifierSettings], Field(min_length=1)]
     """Identifier that clients use → its backends, price and limits."""
     admit_timeout_s: Seconds = 30.0
-    """Maximum wait for the limiter, in seconds. It covers a restart on another machine, 3 s after `limiter_lease_s`."""
+    """Maximum wait for the limiter, in seconds. A limiter that restarts on another machine admits requests after
+    `limiter_lease_s` plus 3 s."""
     settle_timeout_s: Seconds = 0.5
     """Maximum time that the last chunk waits for the ledger, in seconds. Then the settlement goes to the spool."""
     queue_timeout_s: Seconds = 120.0
@@ -121,15 +123,16 @@ class GatewaySettings(_Strict):
     early_reply_s: Seconds = 3.0
     """Seconds after which the gateway starts the response of a reply that is not streamed."""
     line_feed_s: Seconds = 1.0
-    """Interval of the line feeds that such a response sends until the reply is complete, in seconds."""
+    """Interval of the line feeds that a response started by `early_reply_s` sends until the reply is complete, in
+    seconds."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     """Maximum bytes of a request's body."""
     max_body_items: Annotated[int, Field(ge=1000)] = 100_000
-    """Maximum number of values in a body, counted by brackets and commas outside of strings. A message has three:
-    raise it together with `context_length`."""
+    """Maximum number of values in a body, counted by brackets and commas outside of strings. Each message counts as
+    three values, so raise this setting together with `context_length`."""
     body_timeout_s: Seconds = 30.0
-    """Maximum time until a body is complete, in seconds. Then the request gets 408. After 5 s, so does a body that
-    arrives at less than 2 KiB/s."""
+    """Maximum time until a body is complete, in seconds. Then the request gets 408. A slow body gets 408 earlier: after
+    5 s plus one second for each 2 KiB received."""
     bodies_max_bytes: Annotated[int, Field(ge=1024 * 1024)] = 128 * 1024 * 1024
     """Maximum total bytes of the bodies that a gateway reads and parses at the same time, not counting the first 64 KiB
     of each. A key that exceeds an eighth (or `max_body_bytes`, if larger) gets 429. Above the total, requests get
@@ -176,7 +179,7 @@ class _StateArgs(_Strict):
     """State folder. Default: `SERVE_APP_HOME`, else `.serve-app` in the working directory."""
 
     def state_dir(self) -> Path:
-        """Returns the state folder. Creates it, closed to other users, if it is missing."""
+        """Returns the state folder. Creates it, accessible only to its owner, if it is missing."""
         path = self.home or home_dir()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
@@ -233,11 +236,12 @@ class GatewayArgs(_StateArgs):
     limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
     """Seconds that a new limiter waits for a silent one. Gateways need half of this time to post their holds."""
     outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
-    """Additional seconds during which the limiter admits requests while the ledger is unavailable. A new limiter waits
-    longer by the same time."""
+    """Additional seconds for which the limiter admits requests while the ledger is unavailable. A new limiter waits for
+    the same additional time."""
     key_staleness_s: Annotated[float, Field(ge=1)] = 5.0
-    """Seconds without reading changes of keys and accounts after which keys get 503. To continue during ledger outages,
-    raise it together with `outage_grace_s`; a key that is revoked during the outage then works until it ends."""
+    """Maximum time, in seconds, since the limiter last read the changes of keys and accounts. After that, requests get
+    503. To serve requests during ledger outages, raise it together with `outage_grace_s`; a key that is revoked during
+    an outage then works until the outage ends."""
     orphan_delay_s: Seconds = 2.0
     """Seconds after which a replica settles for a dead gateway."""
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
@@ -290,7 +294,7 @@ class GatewayArgs(_StateArgs):
 
 
 class MailSettings(_Strict):
-    """The server that sends the console's e-mail. A password is in SERVE_APP_SMTP_PASSWORD."""
+    """The server that sends the console's e-mail. Its password, if any, is in SERVE_APP_SMTP_PASSWORD."""
 
     host: str
     """Host name of the SMTP server."""
@@ -398,7 +402,7 @@ class ModelArgs(EngineSettings):
 
     engine: str = "native"
     """Engine that computes replies: `native`, or `vllm` for GPUs."""
-    vllm: VllmSettings = VllmSettings()  # each engine's options have its name
+    vllm: VllmSettings = VllmSettings()  # the field with an engine's options has the engine's name
     """Options of `engine: vllm`. Any other key is an engine argument of vLLM under its own name."""
     interpreter: Path | None = None
     """Python that runs the replicas. Default for `engine: vllm`: `SERVE_APP_VLLM_PYTHON`, else the Python that

@@ -1,4 +1,4 @@
-"""The chain of timeouts: no part may end a stream that the part behind it still allows."""
+"""The chain of timeouts: each part must allow a longer stream than the part before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from serve_app.settings import GatewaySettings, IdentifierSettings
 
-SLOWEST = 10  # tokens per second of the slowest reply that is allowed for
+SLOWEST = 10  # tokens per second; the timeouts may cut off slower replies
 MODEL_STOPS_S = 600.0  # default `graceful_shutdown_timeout_s` of replicas and gateways
 GATEWAY_STOPS_S = 660.0
 STOPS = "graceful_shutdown_timeout_s"
@@ -35,9 +35,9 @@ def longest_reply_s(user_config: Mapping[str, Any]) -> float:
 
 
 def chain_problems(chain: Sequence[Sequence[Part]]) -> Iterator[str]:
-    """Yields one line for each part that is too short.
+    """Yields one line for each part that is too short. `chain` begins with the reply.
 
-    The parts of a link apply in parallel. An empty link is unknown and is skipped.
+    The parts of a link apply in parallel. An empty link has unknown values and is skipped.
     """
     earlier: Part | None = None
     for link in chain:

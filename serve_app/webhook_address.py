@@ -18,7 +18,7 @@ import httpx
 logger = logging.getLogger("ray.serve")
 
 _PORTS: Final = {"https": 443, "http": 80}
-#: The only text about a name or its addresses.
+#: The only message about how a host name resolves. It does not differ by cause, so that it reveals nothing.
 UNUSABLE: Final = "this address can't be used: give the https address of a host with public addresses only, at port 443"
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # no address outside it is public
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
@@ -77,7 +77,7 @@ async def pinned(target: str, *, private: bool) -> Address:
 def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        if found in _NAT64:  # the answer of a name server in a network without IPv4
+        if found in _NAT64:  # in a network without IPv4, a name server answers with such an address
             return _is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
         if found not in _UNICAST or (found.sixtofour and not _is_public(str(found.sixtofour))):
             return False

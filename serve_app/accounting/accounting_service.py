@@ -48,14 +48,14 @@ logger = logging.getLogger("ray.serve")
 COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
 STUCK_S = 60.0  # after a call's timeout; resolving the database's host name may take half a minute
 COMMIT_STUCK_S = 300.0  # for one batch, whose settlements may be settled one by one
-# Client requests wait for these commands or for their results, so the commands have dedicated threads.
+# Clients' requests depend on these commands, so the commands have dedicated threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
-LEASES = (HoldLease, ReleaseLease, PostHolds)  # many reads or writes must not make a limiter's lease expire
+LEASES = (HoldLease, ReleaseLease, PostHolds)  # waiting behind other commands would make a limiter's lease expire
 LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
-SLOW = frozenset((*LONG_READS, *STEPS))  # their duration depends on the caller and the request
+SLOW = frozenset((*LONG_READS, *STEPS))  # commands whose duration depends on the amount of data that they read
 LANE_WAIT_S = 10.0  # as long as gateways wait for an answer
 MAX_WAITING = 2000  # per lane; more than a limiter requests at once
-AWAY_S = 0.5  # between two attempts while the database is unavailable, however many callers retry
+UNAVAILABLE_RETRY_S = 0.5  # minimum delay between attempts while the database is unavailable, for all callers together
 FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; never one that moves money
 TIDY_EVERY_S = 60.0  # maximum delay before an expired grant or an old reply is removed
 
@@ -85,7 +85,7 @@ class Lane:
             self._waiting -= 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, function, command)
         running.add_done_callback(self._ended)
-        # Shielded: the thread is free once it has ended, not when its caller gives up.
+        # Shielded: if the caller gives up, the thread stays busy until the function returns.
         return await asyncio.shield(running)
 
     def _ended(self, running: asyncio.Future[Any]) -> None:
@@ -121,7 +121,7 @@ class AccountingService:
         self._checking: asyncio.Task[None] | None = None
         self._watch = BooksWatch(self.run, metrics, check_every_s) if metrics is not None and check_every_s else None
         self._open: set[asyncio.Future[Any]] = set()  # pending answers
-        # A separate thread: a settlement, whose client waits, must not queue behind other callers' reads.
+        # A separate thread: clients wait for their settlements, so these must not queue behind other callers' reads.
         self._committing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-commit")
         self._committing_since: float | None = None
         self._commits: Coalescer[Settlement, SettleAnswer] = Coalescer(
@@ -145,7 +145,7 @@ class AccountingService:
         return await (self.settle(message) if isinstance(message, list) else self.run(message))
 
     async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
-        """Answers a model replica: settles cut calls that store no reply, or runs a command of FOR_REPLICAS.
+        """Answers a model replica: settles interrupted calls, which store no reply, or runs a command of FOR_REPLICAS.
 
         Raises PermissionError for anything else.
         """
@@ -155,7 +155,9 @@ class AccountingService:
             allowed = type(message) in FOR_REPLICAS
         if allowed:
             return await self.answer(message)
-        raise PermissionError(f"a replica may settle calls that were cut, and nothing else: {message!r}"[:300])
+        raise PermissionError(
+            f"a replica may only settle interrupted calls and run FOR_REPLICAS commands: {message!r}"[:300]
+        )
 
     async def settle(self, settlements: list[Settlement]) -> list[SettleAnswer]:
         """Settles durably before it returns. Settlements that wait at the same time are committed together.
@@ -175,11 +177,11 @@ class AccountingService:
         loop = asyncio.get_running_loop()
         answers = await loop.run_in_executor(self._committing, self._commit_timed, settlements)
         self._count(settlements, answers)
-        away = next((answer for answer in answers if isinstance(answer, LedgerUnavailable)), None)
-        if away is not None:
+        unavailable = next((answer for answer in answers if isinstance(answer, LedgerUnavailable)), None)
+        if unavailable is not None:
             # Fail all waiting settlements now, not batch by batch. Their callers still have them and retry.
-            self._commits.fail_waiting(str(away))
-            await asyncio.sleep(AWAY_S)
+            self._commits.fail_waiting(str(unavailable))
+            await asyncio.sleep(UNAVAILABLE_RETRY_S)
         return answers
 
     def _commit_timed(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
@@ -210,7 +212,7 @@ class AccountingService:
             logger.warning("cannot commit %d settlements: %s", len(settlements), error)
             return [error] * len(settlements)
         except Exception as error:
-            # One settlement makes the database fail unexpectedly. Settled one by one, the others are not affected.
+            # Usually, one settlement makes the database fail. Settling one by one commits the others.
             if len(settlements) > 1:
                 logger.exception("a batch of %d settlements failed; settling them one by one", len(settlements))
                 return [answer for settlement in settlements for answer in self._commit([settlement])]
@@ -220,25 +222,28 @@ class AccountingService:
         refused = [pair for pair in zip(settlements, answers, strict=True) if isinstance(pair[1], SettlementRejected)]
         if not refused:
             return [*answers]
-        kept = self._keep_refused(refused)  # type: ignore[arg-type]
+        kept = self._store_rejected(refused)  # type: ignore[arg-type]
         return [kept.pop(0) if isinstance(answer, SettlementRejected) else answer for answer in answers]
 
-    def _keep_refused(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> list[SettleAnswer]:
-        """Keeps settlements that could not be settled for an operator, and returns their answers."""
+    def _store_rejected(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> list[SettleAnswer]:
+        """Stores rejected settlements so that an operator can decide about them. Returns their answers."""
         try:
             self._ledger.keep_stuck(refused)
         except LedgerUnavailable as error:
             return [error] * len(refused)
         except Exception:
             if len(refused) > 1:
-                return [answer for one in refused for answer in self._keep_refused([one])]
-            # The log is where this usage can still be found.
-            logger.critical("the ledger neither settles nor keeps %r", refused[0][0], exc_info=True)
+                return [answer for one in refused for answer in self._store_rejected([one])]
+            # An operator can still find this usage in the log.
+            logger.critical("the ledger can neither settle nor store %r", refused[0][0], exc_info=True)
             return [refused[0][1]]
         return [replace(rejected, kept=True) for _, rejected in refused]
 
     async def run(self, command: Command[Any]) -> Any:
-        """Returns the command's answer or its LedgerError. A raised error would be wrapped between processes."""
+        """Returns the command's answer or its LedgerError.
+
+        Errors are returned, because a raised error may reach the calling process wrapped in another type.
+        """
         if isinstance(command, HoldLease):
             command = self._leases.with_over(command)
         try:
@@ -273,7 +278,7 @@ class AccountingService:
             raise RuntimeError(f"a call to the ledger's database should have ended {overdue_s:.0f} s ago")
         since = self._committing_since
         if since is not None and (stuck_s := self._clock() - since) > COMMIT_STUCK_S:
-            raise RuntimeError(f"one batch of settlements has kept the commit thread for {stuck_s:.0f} s")
+            raise RuntimeError(f"the commit thread has worked on one batch of settlements for {stuck_s:.0f} s")
         if self._tidying is not None and self._tidying.done() and not self._closing.is_set():
             raise RuntimeError("the ledger's cleanup task has stopped")
 
@@ -308,7 +313,7 @@ class AccountingService:
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
             models = await self._reads.run(self._ledger.run, PricedModels())
-            # Covers a restart, and a shard to which no gateway has reported prices.
+            # Needed after a restart, and in a shard to which no gateway has reported prices.
             self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
             logger.warning("stuck settlements and models could not be counted: %s", error)

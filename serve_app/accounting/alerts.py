@@ -1,7 +1,7 @@
 """Alerts of accounts, and the notices that they create.
 
-Watching only reads; only a change of an alert's state takes the ledger's writer lock. The change first compares the
-previous state, so two watching processes create only one notice.
+Watching alerts only reads. A change of an alert's state takes the ledger's writer lock and first compares the previous
+state, so two watching processes create only one notice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from serve_app.contracts.units import DAY_S
 
 BATCH: Final = 200
 LOW: Final = "low"
-UNUSUAL: Final = 3  # times the mean of DAYS_BEFORE
+UNUSUAL: Final = 3  # times the daily mean of the last DAYS_BEFORE days
 DAYS_BEFORE: Final = 7
 ENOUGH: Final = f"not sent: limit of {MAX_A_DAY} alert notices per account and UTC day reached"
 _SAME = ("account_id", "kind", "threshold", "target")
@@ -187,7 +187,7 @@ def _state(connection: Connection, alert: Row[Any], now: float) -> tuple[str, in
 
 
 def _reached(alert: Row[Any], period: str, value: int) -> tuple[str, int]:
-    """Returns the alert's state and the value. The alert fires once per period and is not armed again within it."""
+    """Returns the alert's state and the value. The alert fires at most once per period."""
     return (period if value >= alert.threshold else alert.state), value
 
 

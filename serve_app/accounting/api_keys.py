@@ -143,7 +143,7 @@ def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:
         values["addresses"] = _checked_addresses(values["addresses"])
     budget = values.get("budget")
     if budget is not None and (type(budget) is not int or not 0 < budget <= MAX_BALANCE):
-        raise InvalidValue(f"budget {budget!r}: give nano-units from 1 to {MAX_BALANCE}, or None for none")
+        raise InvalidValue(f"budget {budget!r}: give nano-units from 1 to {MAX_BALANCE}, or None for no budget")
     if values.get("budget_period") not in (None, "day", "month"):
         raise InvalidValue(f"budget_period {values['budget_period']!r}: must be 'day' or 'month'")
     if values.get("expires_at") is not None:
@@ -163,7 +163,7 @@ def _checked_models(models: Sequence[str]) -> tuple[str, ...]:
 
 def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tags, str) or not 1 <= len(tags) <= MAX_TAGS:
-        raise InvalidValue(f"tags {tags!r}: give 1 to {MAX_TAGS} tags, or None for none")
+        raise InvalidValue(f"tags {tags!r}: give 1 to {MAX_TAGS} tags, or None for no tags")
     for tag in tags:
         if not is_text(tag, LONGEST_TAG) or "," in tag or tag != tag.strip():
             raise InvalidValue(

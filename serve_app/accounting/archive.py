@@ -1,10 +1,11 @@
 """Moves closed months from the ledger to files. A checkpoint keeps their sums, so the books can still be verified.
 
-The steps run in this order, and each is harmless to repeat. The rows are compared with each other and written to files,
-and their sums are added to a "closing" checkpoint. Once the ledger has the files' checksum, checks build on the
-closing, and the triggers allow the removal of the rows. Charges with their postings, and usage rows, are then removed
-in batches. Entries for money received, given, corrected or expired stay: grants and idempotency keys refer to them, and
-they are few.
+The steps run in this order, and each is harmless to repeat:
+1. Compare the rows with each other, write them to files, and add their sums to a "closing" checkpoint.
+2. Store the files' checksum in the ledger. From then on, checks start from the closing, and the triggers allow the
+   removal of the rows.
+3. Remove charges with their postings, and usage rows, in batches. Entries for money received, given, corrected or
+   expired stay: grants and idempotency keys refer to them, and they are few.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
-#: Seconds after a month's end before the month can be archived, because usage may still arrive from a spool. After an
+#: Seconds from a month's end until the month can be archived, because usage may still arrive from a spool. After an
 #: archive, the ledger rejects unknown requests that ended before the cutoff plus half of this time, because it cannot
 #: tell whether they were archived.
 SETTLING_S = 2 * DAY_S
@@ -82,7 +83,7 @@ def month_begins(month: str) -> float:
 
 
 def closed_before(connection: Connection) -> float:
-    """Returns a Unix time. For requests that ended before it, the ledger no longer knows whether they were settled."""
+    """Returns a Unix time. The ledger no longer knows whether requests that ended before it were settled."""
     last = connection.execute(select(func.max(archives.c.before)).where(archives.c.exported_at.is_not(None))).scalar()
     return 0.0 if last is None else month_begins(last) + SETTLING_S / 2
 

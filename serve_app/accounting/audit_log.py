@@ -86,7 +86,7 @@ def record_prices(transaction: Transaction, wanted: RecordPrices, now: float) ->
 
 
 def value_of(snapshot: AccountSnapshot | KeySnapshot, name: str) -> Any:
-    """Returns a field of a snapshot, or one of its limits: None if the snapshot does not set it."""
+    """Returns a field of a snapshot, or one of its limits. A limit that is not set is None."""
     return snapshot.limits.get(name) if name in ACCOUNT_LIMITS else getattr(snapshot, name)
 
 
@@ -106,7 +106,7 @@ def list_audit(connection: Connection, wanted: ListAudit, _now: float) -> list[A
     if wanted.after is not None:
         query = query.where(audit_log.c.id < wanted.after)
     if wanted.actor is not None or wanted.action is not None:
-        # No index has the actor or the action. Ids have no gaps, so a range of them bounds what is read.
+        # Actor and action are not indexed. Ids have no gaps, so a range of ids limits the number of rows read.
         end = select(head.c.audit + 1).scalar_subquery() if wanted.after is None else wanted.after
         query = query.where(audit_log.c.id >= end - MAX_SEARCHED)
     if wanted.actor is not None:

@@ -50,20 +50,20 @@ def _write_sqlite(database: Database, archive: zipfile.ZipFile, folder: Path, pr
             taken_at = time.time()
             _copy(connection, path, progress)
         with contextlib.closing(Database(f"sqlite:///{path}")) as copied, copied.snapshot() as connection:
-            said = _describe(connection)
+            description = _describe(connection)
         progress("packing the copy")
         with path.open("rb") as copy:
             stored = write_copy(archive, "ledger.db", iter(lambda: copy.read(CHUNK), b""), packed=False)
-    return Manifest(taken_at=taken_at, **said, **stored)
+    return Manifest(taken_at=taken_at, **description, **stored)
 
 
 def _copy(connection: Connection, path: Path, progress: Progress) -> None:
-    told = time.monotonic()
+    reported_at = time.monotonic()
 
     def copied(_status: int, left: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > 2:
-            told = time.monotonic()
+        nonlocal reported_at
+        if time.monotonic() - reported_at > 2:
+            reported_at = time.monotonic()
             progress(f"{1 - left / max(1, total):.0%} copied")
 
     source: Any = connection.connection.driver_connection
@@ -80,17 +80,17 @@ def _write_postgresql(database: Database, archive: zipfile.ZipFile, _folder: Pat
         chunks = postgres_tools.dump(database.engine.url, server, schema=schema, snapshot=snapshot)
         stored = write_copy(archive, "ledger.pgdump", _counted(chunks, progress), packed=True)
         progress("counting rows")
-        said = _describe(connection)
-    return Manifest(taken_at=taken_at, server=server, postgres_schema=schema, **said, **stored)
+        description = _describe(connection)
+    return Manifest(taken_at=taken_at, server=server, postgres_schema=schema, **description, **stored)
 
 
 def _counted(chunks: Iterator[bytes], progress: Progress) -> Iterator[bytes]:
-    read = told = 0
+    read = reported = 0
     for chunk in chunks:
         yield chunk
         read += len(chunk)
-        if read - told >= 64 * CHUNK:
-            told = read
+        if read - reported >= 64 * CHUNK:
+            reported = read
             progress(f"{read // CHUNK:,} MiB written")
 
 
@@ -119,7 +119,7 @@ def count_rows(connection: Connection) -> dict[str, int]:
 
 
 def last_settled(connection: Connection) -> tuple[str, float] | None:
-    """Returns the last settled request and its time. Uses the indexes, because rows are many."""
+    """Returns the last settled request and its time. Reads only the ends of two indexes."""
     columns = (usage.c.request_id, usage.c.settled_at)
     found = [
         connection.execute(select(*columns).where(number.is_not(None)).order_by(number.desc()).limit(1)).one_or_none()

@@ -1,7 +1,7 @@
-"""Reads and writes backups: one ZIP file with the database's own copy, followed by a manifest.
+"""Reads and writes backups. A backup is one ZIP file with a copy of the database, followed by a manifest.
 
-The copy is a SQLite file or pg_dump's archive. Without this program, an operator can still extract it with `unzip`. The
-manifest has the copy's SHA-256, the time of its snapshot, and the number of rows in each table.
+The copy is a SQLite file or an archive of pg_dump. An operator can also extract it with `unzip`. The manifest has the
+copy's SHA-256, the time of its snapshot, and the number of rows in each table.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Manifest:
 
     kind: str  # "sqlite" or "postgresql"
     taken_at: float  # Unix seconds
-    release: str  # that made the backup
+    release: str  # release that made the backup
     revision: str  # schema revision
-    runs_from: str  # the oldest release that runs on the schema, by its last revision
+    runs_from: str  # last revision of the oldest release that runs on the schema
     rows: dict[str, int]  # by table
     currency: str | None
     balance: int  # sum over all accounts
-    charged: int  # by all requests, including archived months
+    charged: int  # sum over all requests, including archived months
     last_settled: str | None  # request id
     last_settled_at: float | None
     server: str = ""  # PostgreSQL's version
@@ -90,12 +90,12 @@ class BackupFile:
 
     def verify(self, progress: Callable[[str], None]) -> None:
         """Reads the whole copy. Raises InvalidValue if it differs from what was written."""
-        digest, read, told = hashlib.sha256(), 0, 0
+        digest, read, reported = hashlib.sha256(), 0, 0
         for chunk in self.chunks():
             digest.update(chunk)
             read += len(chunk)
-            if read - told >= 256 * CHUNK:
-                told = read
+            if read - reported >= 256 * CHUNK:
+                reported = read
                 progress(f"{read / max(1, self.manifest.bytes):.0%} of the backup is verified")
         if (digest.hexdigest(), read) != (self.manifest.sha256, self.manifest.bytes):
             raise self._damaged()
@@ -110,10 +110,10 @@ class BackupFile:
 
     def _read_manifest(self) -> Manifest:
         try:
-            said: dict[str, Any] = json.loads(self._archive.read(MANIFEST))
-            if said["format"] > FORMAT:
-                raise InvalidValue(f"{self._path} was made by release {said['release']}: restore it with that release")
-            return Manifest(**{field.name: said[field.name] for field in fields(Manifest)})
+            found: dict[str, Any] = json.loads(self._archive.read(MANIFEST))
+            if found["format"] > FORMAT:
+                raise InvalidValue(f"{self._path} was made by release {found['release']}: restore it with that release")
+            return Manifest(**{field.name: found[field.name] for field in fields(Manifest)})
         except KeyError:
             raise InvalidValue(f"{self._path} is not a backup of a ledger: use another file") from None
         except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, json.JSONDecodeError, UnicodeDecodeError):

@@ -30,7 +30,7 @@ from serve_app.contracts.notices import is_email
 
 _NAMES = [field.name for field in fields(BillingDetails)]
 _LONGEST = {"company": 200, "tax_id": 40, "email": 200}
-_LINE = 100  # characters of a line of an address
+_LINE = 100  # maximum characters per line of an address
 
 
 @reads(ReadBillingDetails)
@@ -52,7 +52,7 @@ def set_billing_details(transaction: Transaction, wanted: SetBillingDetails, now
     of_account = billing_details.c.account_id == account_id
     if not connection.execute(update(billing_details).where(of_account).values(new)).rowcount:
         connection.execute(insert(billing_details).values(account_id=account_id, **new))
-    # The values are personal data, and the audit log is kept for ever: it has only the names of what changed.
+    # The values are personal data and the audit log is never deleted, so it gets only the names of the changed fields.
     changed = [name for name in _NAMES if getattr(before, name) != new[name]]
     write_audit(transaction, wanted.audit, "set_billing_details", account_id, {"changed": changed}, now)
     return details

@@ -40,7 +40,9 @@ def keepalives(timeout_s: float) -> dict[str, int]:
 
 
 class Connector:
-    """Opens the connections of one engine. `open` handles SQLAlchemy's event `do_connect`, `prepare` its `connect`.
+    """Opens the connections of one engine.
+
+    `open` is the handler of SQLAlchemy's `do_connect` event, `prepare` the handler of its `connect` event.
 
     `ends_at()` is the deadline of the running operation, on the monotonic clock. `bounds` are PostgreSQL settings of
     the session: timeouts and keepalives.
@@ -72,7 +74,7 @@ class Connector:
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege):  # the role may not end its own sessions
                 connection.execute(end, (names,))
             for name in names:
-                with contextlib.suppress(ValueError):  # another thread has ended it too
+                with contextlib.suppress(ValueError):  # another thread has already removed it
                     self._given_up.remove(name)
         connection.autocommit = False
 
@@ -99,7 +101,7 @@ class _TimeIsUp(psycopg.OperationalError):
 
 
 def _until(gen: PQGen[Result], ends_at: float) -> Generator[Any, Any, Result]:
-    """Runs the steps of `gen`. Raises _TimeIsUp in its place at `ends_at`."""
+    """Runs the steps of `gen`. Raises _TimeIsUp when `ends_at` is reached, instead of running the next step."""
     try:
         wanted = next(gen)
         while True:

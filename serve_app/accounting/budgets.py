@@ -1,4 +1,4 @@
-"""Charges per period of keys with a budget. They are updated with the usage rows and always equal the rows' sum.
+"""Charges per period of keys with a budget. They are updated with the usage rows and always equal the sum of the rows.
 
 A period is named by its UTC day or month: "2026-11-21" or "2026-11" (`contracts.periods`).
 """
@@ -34,7 +34,7 @@ def read_spend(connection: Connection, wanted: Collection[tuple[str, str]]) -> d
 def count_spend(connection: Connection, account_id: str, key_id: str, period: str) -> int:
     """Returns the nano-units that a key was charged in a period, from the daily aggregates."""
     query = select(func.coalesce(func.sum(usage_daily.c.charged), 0)).where(
-        usage_daily.c.account_id == account_id,  # the index begins with it
+        usage_daily.c.account_id == account_id,  # the first column of the index
         usage_daily.c.key_id == key_id,
         usage_daily.c.day.between(period, f"{period}-31"),  # for a day, this matches only that day
     )
@@ -50,7 +50,10 @@ def write_spend(connection: Connection, spend: Mapping[tuple[str, str], int]) ->
 
 
 def count_anew(connection: Connection, account_id: str, key_id: str, kind: BudgetPeriod | None, now: float) -> None:
-    """Replaces a key's stored sums with sums per period of this kind, from the current period on. None: no sums."""
+    """Replaces a key's stored sums with sums per period of this kind, from the current period on.
+
+    A `kind` of None removes them.
+    """
     connection.execute(delete(key_spend).where(key_spend.c.key_id == key_id))
     if kind is None:
         return

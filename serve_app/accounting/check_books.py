@@ -103,18 +103,18 @@ class AccountRange:
 
 
 def compare_part(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Yields the differences within the rows of a part, whatever other rows contain."""
+    """Yields the differences within a part. They do not depend on rows outside it."""
     yield from _entries(connection, part)
     yield from _charges(connection, part)
     yield from _costs(connection, part)
-    yield from _given(connection, part)
+    yield from _grants(connection, part)
 
 
 def compare_accounts(connection: Connection, proven: Proven, some: AccountRange) -> Iterator[Difference]:
     """Yields the differences between stored data of some accounts and their rows. `connection` reads one snapshot."""
     yield from _balances(connection, proven, some)
     yield from _aggregates(connection, proven, some)
-    yield from _left(connection, some)
+    yield from _remainders(connection, some)
     counted = exists().where(key_spend.c.key_id == api_keys.c.id)
     with_budget = select(api_keys.c.id).where(
         *some.of(api_keys.c.account_id), or_(api_keys.c.budget_period.is_not(None), counted)
@@ -126,7 +126,7 @@ def compare_accounts(connection: Connection, proven: Proven, some: AccountRange)
 
 
 def compare_whole(connection: Connection, proven: Proven) -> Iterator[Difference]:
-    yield from _strangers(connection, proven)
+    yield from _without_account(connection, proven)
     yield from _numbers(connection, "journal", journal_entries, head.c.entry, proven.entries, proven.since.after_entry)
     yield from _numbers(connection, "audit", audit_log, head.c.audit, 0, 0)
     yield from _versions(connection)
@@ -145,13 +145,13 @@ def _numbers(
     """
     last = connection.execute(select(last_number)).scalar_one()
     count = read + connection.execute(select(func.count()).select_from(table).where(table.c.id > up_to)).scalar_one()
-    # An archive may have removed the highest.
+    # An archive may have removed the row with the highest number.
     highest = connection.execute(select(func.coalesce(func.max(table.c.id), 0))).scalar_one()
     highest = max(highest, up_to) if read == up_to else highest
     if not count == highest == last:
         what = "entries were written" if table is journal_entries else "records were written to the audit log"
         message = (
-            f"{last} {what}, {count} are there, the highest is {highest}: "
+            f"{last} {what}, {count} exist, the highest number is {highest}: "
             "some were removed or added outside the ledger; compare with a backup"
         )
         yield Difference(kind, table.name, message)
@@ -202,7 +202,7 @@ def _balances(connection: Connection, proven: Proven, some: AccountRange) -> Ite
         select((customer + ":granted").label("name"), accounts.c.granted.label("amount")).where(mine),
         select(customer + ":topped_up", accounts.c.topped_up).where(mine),
     ).subquery()
-    # By name: a database may order names differently from the ids in them.
+    # Selected by name, not by range: a database may sort the names differently from the ids in them.
     names = [name(account_id) for account_id in some.account_ids for name in (journal.granted, journal.topped_up)]
     sums = checkpoint_balances.c
     posted = union_all(
@@ -221,7 +221,7 @@ def _balances(connection: Connection, proven: Proven, some: AccountRange) -> Ite
         yield Difference("balance", name, message)
 
 
-def _strangers(connection: Connection, proven: Proven) -> Iterator[Difference]:
+def _without_account(connection: Connection, proven: Proven) -> Iterator[Difference]:
     """Checks that no posting is to a customer without an account."""
     sums = checkpoint_balances.c
     end = func.length(sums.ledger_account) - len("customer::granted")
@@ -333,8 +333,8 @@ def _counted_daily(proven: Proven, some: AccountRange) -> Subquery:
     return union_all(sums, select(*since.c).where(*some.of(since.c.account_id))).subquery()
 
 
-def _given(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Checks that each grant is the posting of an entry."""
+def _grants(connection: Connection, part: Part) -> Iterator[Difference]:
+    """Checks that each grant has the amount that its entry posts."""
     amount = case((postings.c.ledger_account.like("customer:%:granted"), postings.c.amount), else_=0)
     posted = (
         select(journal_entries.c.id, journal_entries.c.account_id, amount.label("amount"))
@@ -344,19 +344,19 @@ def _given(connection: Connection, part: Part) -> Iterator[Difference]:
     given = select(grants.c.entry_id, grants.c.account_id, grants.c.amount).where(*part.of_entries(grants.c.entry_id))
     for entry_id, account_id, has, gives in _unequal(connection, given, posted):
         message = (
-            f"grant {entry_id} of {account_id} is of {has} nano-units, its entry gives {gives}: "
+            f"grant {entry_id} of {account_id} has an amount of {has} nano-units, its entry posts {gives}: "
             "the journal is authoritative"
         )
         yield Difference("grant", str(entry_id), message)
 
 
-def _left(connection: Connection, some: AccountRange) -> Iterator[Difference]:
+def _remainders(connection: Connection, some: AccountRange) -> Iterator[Difference]:
     """Checks that the remainders of an account's grants sum to its granted balance."""
     held = select(accounts.c.id, accounts.c.granted).where(*some.of(accounts.c.id))
     rest = select(grants.c.account_id, grants.c.remaining).where(*some.of(grants.c.account_id), grants.c.remaining > 0)
     for account_id, granted, left in _unequal(connection, held, rest):
         message = (
-            f"{account_id} has {granted} nano-units of grants, what is left of each sums to {left}: "
+            f"{account_id} has a granted balance of {granted} nano-units, the remainders of its grants sum to {left}: "
             "the balance follows the journal; find who wrote the grants"
         )
         yield Difference("grant", account_id, message)
@@ -415,7 +415,7 @@ def _key_periods(connection: Connection, proven: Proven, some: AccountRange) -> 
     )
     for row in _first(connection, query):
         message = (
-            f"{row.id} has a budget per {row.budget_period or 'nothing'} and was used up to {row.day}; what it spent "
+            f"{row.id} has a budget per {row.budget_period or 'nothing'} and was used up to {row.day}; its spending "
             f"is counted in other periods, or only up to {row.last}: set its budget again"
         )
         yield Difference("key_spend", row.id, message)

@@ -5,7 +5,7 @@ and moves it behind them. The checkpoint moves up to the place where the ledger 
 each step compares some accounts on one snapshot: their stored data against the checkpoint's sums plus the rows added
 since. No step is therefore long, settlements continue, and an interrupted check leaves a checkpoint to continue from.
 
-Several checks may run at once: a step moves a checkpoint only from where it found it.
+Several checks may run at once: a step moves a checkpoint only if no other check has moved it meanwhile.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Books(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of a check: the checkpoint that it moves, its target, and the last account that it has compared."""
+    """Progress of a check: the checkpoint that it moves, its target, and the last account that it has compared."""
 
     checkpoint_id: int
     entry: int
@@ -101,8 +101,8 @@ def _report(connection: Connection, last: Place, place: Place | None, found: Ite
     columns = (func.sum(checkpoints.c.entries), func.sum(checkpoints.c.usage_rows))
     entries, rows = connection.execute(select(*columns).where(checkpoints.c.id.in_(_all_ids(connection, at)))).one()
     count = connection.execute(select(func.count()).select_from(accounts)).scalar_one()
-    whole, compared = max(1, last.entry + last.number + count), 0 if place is None else place.compared
-    done = (min(at.entry, last.entry) + min(at.number, last.number) + compared) / whole
+    total, compared = max(1, last.entry + last.number + count), 0 if place is None else place.compared
+    done = (min(at.entry, last.entry) + min(at.number, last.number) + compared) / total
     return CheckReport(
         accounts=count,
         entries=int(entries),
@@ -169,7 +169,7 @@ def next_part(connection: Connection, at: Any, size: int) -> Part:
 
 
 def advance(connection: Connection, checkpoint_id: int, part: Part, wrong: Iterable[Difference], now: float) -> bool:
-    """Moves a checkpoint behind a part and adds its sums. Returns False if it is no longer before the part."""
+    """Moves a checkpoint behind a part and adds the part's sums. Returns False if it is no longer before the part."""
     entries = select(func.count()).select_from(journal_entries).where(*part.of_entries(journal_entries.c.id))
     rows = part.usage_rows(usage.c.request_id).subquery()
     added = {
@@ -239,7 +239,7 @@ def _finish(database: Books, checkpoint_id: int, now: float) -> None:
 def remove_old(database: Books, now: float, until: float = math.inf) -> None:
     """Removes replaced checkpoints and abandoned full checks, some rows at a time.
 
-    The next check removes rows that are left at `until`, on the monotonic clock.
+    Stops at `until`, on the monotonic clock. The next check removes the rest.
     """
     given_up = (checkpoints.c.kind == "full") & (checkpoints.c.updated_at < now - ABANDONED_S)
     with database.snapshot() as connection:
@@ -247,7 +247,7 @@ def remove_old(database: Books, now: float, until: float = math.inf) -> None:
         old = ids.all()
     tables = (checkpoint_balances, checkpoint_daily, checkpoint_differences)
     for checkpoint_id in old:
-        # First, so that no check continues with a part of its sums.
+        # Marked first, so that no check continues from a checkpoint with incomplete sums.
         with database.aside() as connection:
             connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(kind="old"))
         while True:

@@ -1,4 +1,4 @@
-"""Console tables: people, their notices, credits, operators' notes and notices, management keys, and recharging."""
+"""Console tables: people, alerts and their notices, credits, notes, announcements, management keys, and recharging."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ invitations = Table(
     Index("ix_invitations_account_id", "account_id"),
 )
 
-sign_in_links = Table(  # for the first person of an account, who may not exist yet; a link that is used has no row
+sign_in_links = Table(  # for an account's administrator, who may not exist yet; a used link has no row
     "sign_in_links",
     metadata,
     Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
@@ -82,7 +82,7 @@ sign_in_links = Table(  # for the first person of an account, who may not exist 
     Column("expires_at", Double, nullable=False),
 )
 
-recovery_codes = Table(  # a code that is used has no row
+recovery_codes = Table(  # a used code has no row
     "recovery_codes",
     metadata,
     Column("digest", Text, primary_key=True),
@@ -92,7 +92,7 @@ recovery_codes = Table(  # a code that is used has no row
 passkeys = Table(
     "passkeys",
     metadata,
-    Column("id", Text, primary_key=True),  # of the credential, in base64url; likewise the key
+    Column("id", Text, primary_key=True),  # credential id in base64url, like the public key
     Column("user_id", Text, ForeignKey("users.id"), nullable=False, index=True),
     Column("name", Text, nullable=False),
     Column("public_key", Text, nullable=False),
@@ -122,7 +122,7 @@ alerts = Table(
     Column("kind", Text, nullable=False),
     Column("threshold", BigInteger, nullable=False),
     Column("target", Text, nullable=False),
-    Column("secret", Text, nullable=False),  # recoverable: it signs messages to a webhook
+    Column("secret", Text, nullable=False),  # sealed, not a digest: it signs messages to a webhook
     Column("state", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -178,7 +178,7 @@ account_notes = Table(
     Index("ix_account_notes_account_id_created_at", "account_id", "created_at"),
 )
 
-announcements = Table(  # of operators to customers; a few rows
+announcements = Table(  # from operators to customers; few rows
     "announcements",
     metadata,
     Column("id", Text, primary_key=True),
@@ -186,7 +186,7 @@ announcements = Table(  # of operators to customers; a few rows
     Column("level", Text, nullable=False),
     Column("account_id", Text, nullable=False),  # empty: every account
     Column("starts_at", Double, nullable=False),
-    Column("ends_at", Double),  # null: until it is ended
+    Column("ends_at", Double),  # null: until an operator ends it
     Column("author", Text, nullable=False),
 )
 
@@ -203,7 +203,7 @@ management_keys = Table(
     Column("revoked_at", Double),
 )
 
-# What stands on an account's invoices; empty: not given.
+# Details for an account's invoices; empty: not given.
 billing_details = Table(
     "billing_details",
     metadata,
@@ -222,10 +222,10 @@ recharges = Table(
     Column("amount", BigInteger, nullable=False),
     Column("monthly_cap", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
-    Column("reason", Text, nullable=False),  # why it is paused
-    Column("provider", Text, nullable=False),  # provider of customer and method; empty before the first method
+    Column("reason", Text, nullable=False),  # why recharging is paused
+    Column("provider", Text, nullable=False),  # issuer of `customer` and `method`; empty before the first method
     Column("customer", Text),
-    Column("method", Text),  # never null while it is on
+    Column("method", Text),  # never null while recharging is on
     Column("setup_id", Text),  # set while a method is being saved
     Column("next_at", Double, nullable=False),  # earliest start of the next attempt
     CheckConstraint("state IN ('off', 'on', 'paused')", name="state"),

@@ -16,14 +16,14 @@ def read_currency(connection: Connection) -> str | None:
 
 
 def claim_currency(transaction: Transaction, currency: str) -> None:
-    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if it, or an account, has a different one."""
+    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if the ledger or an account has another."""
     connection = transaction.connection
     stored = read_currency(connection)
     found = {stored} if stored is not None else set(connection.scalars(select(accounts.c.currency).distinct()))
     if found and currency not in found:
         raise OtherCurrency(
-            f"this ledger is kept in {', '.join(sorted(found))} and args.currency is {currency}: set it back, or name "
-            "another database for another currency; what is on the books can't be converted"
+            f"this ledger is kept in {', '.join(sorted(found))} and args.currency is {currency}: set it back, or use a "
+            "new database for the other currency; the amounts in a ledger cannot be converted"
         )
     if stored is None:
         connection.execute(update(head).values(currency=currency))

@@ -4,8 +4,8 @@ Both databases follow the same rules: one writer at a time, readers on a snapsho
 returns. SQLite uses BEGIN IMMEDIATE, WAL and synchronous=FULL. PostgreSQL uses a lock on the ledger's head row, and
 REPEATABLE READ for readers.
 
-Every operation has a deadline by which it ends, with or without an answer. PostgreSQL gets a shorter limit, so that it
-ends what it can end itself. The client aborts the rest (`bounded_connection`).
+Every operation has a deadline by which it ends, with or without an answer. The server's timeouts are shorter, so
+PostgreSQL ends most late operations itself. The client aborts the others (`bounded_connection`).
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class Database:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[Connection]:
-        """Opens a short write that takes no turn on PostgreSQL: only for data that no settlement reads or writes.
+        """Opens a short write transaction. Use it only for data that no settlement reads or writes.
 
-        Raises LedgerUnavailable if the database does not answer.
+        On PostgreSQL, it does not wait for other writers. Raises LedgerUnavailable if the database does not answer.
         """
         with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
             yield connection
@@ -148,7 +148,7 @@ class Database:
     def restored(self, revision: str) -> Iterator[Connection]:
         """Opens a long transaction on a restored schema, upgraded to this release. The schema then has no revision.
 
-        Raises as `migrate`.
+        Raises the same errors as `migrate`.
         """
         migrates = self._writes.execution_options(ledger_migrates=True)
         try:
@@ -165,13 +165,16 @@ class Database:
                 self.engine.dispose()  # as in `migrate`
 
     def expect_head(self) -> None:
-        """Raises SchemaMismatch if this release does not run on the schema, and LedgerUnavailable as `snapshot`."""
+        """Raises SchemaMismatch if this release does not run on the schema.
+
+        Raises LedgerUnavailable if the ledger does not exist or the database does not answer.
+        """
         database = self.engine.url.database
         if self.engine.dialect.name == "sqlite" and not Path(database or "").is_file():
             raise LedgerUnavailable(f"there is no ledger at {database}")
         if not self._fits(current := self._revision()):
             with self.snapshot() as connection:
-                _expect_whole(connection, current)
+                _expect_revision(connection, current)
             raise SchemaMismatch(
                 f"the ledger's schema is at revision {current!r}, this release needs {revisions()[-1]!r}: use the "
                 "release that the service runs, or start this one first"
@@ -182,7 +185,7 @@ class Database:
             return MigrationContext.configure(connection).get_current_revision()
 
     def _fits(self, current: str | None) -> bool:
-        """Returns whether this release runs on the schema as it is: its own schema, or a newer one that only adds."""
+        """Returns whether this release runs on the schema as it is: its own, or a newer one that it can still use."""
         if current is None or current in revisions():
             return current == revisions()[-1]
         with self.snapshot() as connection:
@@ -193,27 +196,27 @@ class Database:
         if not is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         current = MigrationContext.configure(connection).get_current_revision()
-        _expect_whole(connection, current)
+        _expect_revision(connection, current)
         if current is not None and current not in revisions():
             raise SchemaMismatch(
                 f"the ledger's schema is at revision {current!r}, which this release does not know and does not run "
                 "on: run the newer release that migrated it"
             )
         if current is not None and not is_sqlite:
-            # First, as every writer does: running transactions end before tables are locked. Otherwise, each may wait
-            # for the other.
+            # Lock the head first, as every writer does, so that running writers end before tables are locked.
+            # Otherwise, a writer and the migration may wait for each other.
             connection.execute(select(head.c.id).with_for_update())
         config = migration_config()
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "head")
         if is_sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
-            raise AssertionError(f"the migration would leave a row that refers to nothing: {tuple(broken)}")
+            raise AssertionError(f"the migration would leave a foreign key that refers to no row: {tuple(broken)}")
 
     def overdue_s(self) -> float:
         """Seconds by which the slowest running operation is late; 0 if none is.
 
-        Even if the database is unavailable, no operation is late for long: one that is late for long is stuck in this
-        process.
+        Every operation has a timeout, even while the database is unavailable. One that is late for long is therefore
+        stuck in this process.
         """
         return max(0.0, time.monotonic() - min(list(self._under_way.values()), default=math.inf))
 
@@ -247,11 +250,11 @@ def migration_config() -> alembic.config.Config:
     return config
 
 
-def _expect_whole(connection: Connection, current: str | None) -> None:
-    """Raises SchemaMismatch for a ledger without a revision."""
+def _expect_revision(connection: Connection, current: str | None) -> None:
+    """Raises SchemaMismatch for a ledger that has tables but no revision."""
     if current is None and inspect(connection).has_table(head.name):
         raise SchemaMismatch(
-            "the ledger has tables but no revision: a restore into this database was cut off; make a new database, "
+            "the ledger has tables but no revision: a restore into this database was interrupted; make a new database "
             "and restore into that"
         )
 
@@ -299,16 +302,16 @@ def _engine(url: URL, wait_s: float, timeout_s: float) -> Engine:
 
 
 def _allow(connection: Connection, timeout_s: float) -> None:
-    """Gives the transaction's statements, and the pauses between them, more time than others have."""
+    """Sets longer timeouts for the transaction's statements and for the pauses between them."""
     if connection.dialect.name != "sqlite":
         for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"SET LOCAL {name} = {round(timeout_s * 1000)}")
 
 
 def _create_private(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> None:
-    """Creates a missing SQLite file, so that only its owner can read it. SQLite gives `-wal` and `-shm` its mode."""
+    """Creates a missing SQLite file that only its owner can read. SQLite gives `-wal` and `-shm` the same mode."""
     if not parameters.get("uri"):
-        with contextlib.suppress(OSError):  # it exists, or SQLite says why it can't be created
+        with contextlib.suppress(OSError):  # it exists, or it cannot be created and SQLite reports why
             os.close(os.open(arguments[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
@@ -332,7 +335,7 @@ def _switch_to_wal(cursor: Any, wait_s: float) -> str:
             (mode,) = cursor.execute("PRAGMA journal_mode = WAL").fetchone()
             return str(mode)
         except sqlite3.OperationalError:
-            # The only statement for which SQLite does not wait for others by itself.
+            # SQLite does not apply its lock timeout to this statement.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

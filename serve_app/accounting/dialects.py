@@ -1,6 +1,7 @@
 """Statements that differ between SQLite and PostgreSQL. `database` handles the differences in connections.
 
-No other module checks which database it uses, except for backups, which use each database's own copy.
+Only this module, `database` and the backups depend on the kind of database. The backups use SQLite's backup API and
+`pg_dump`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Select, Tabl
 from sqlalchemy.dialects import postgresql, sqlite
 
 _INSERT: Mapping[str, Callable[[Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-# Fewer on SQLite, where other writers wait while one writes.
+# Fewer on SQLite, where all other writers wait meanwhile.
 _ROWS_AT_ONCE = {"sqlite": 2000, "postgresql": 10_000}
 _ROW_ID = {"sqlite": "rowid", "postgresql": "ctid"}
 
@@ -72,7 +73,7 @@ def rows_at_once(connection: Connection) -> int:
 
 
 def whole(connection: Connection, value: ColumnElement[Any]) -> ColumnElement[int]:
-    """Returns the floor of a positive number. PostgreSQL's cast rounds; SQLite's truncates, and it has no `floor`."""
+    """Returns the floor of a positive number. PostgreSQL's cast rounds, SQLite's truncates. SQLite has no `floor`."""
     return cast(value if connection.dialect.name == "sqlite" else func.floor(value), BigInteger)
 
 

@@ -48,7 +48,7 @@ def add_credit(transaction: Transaction, wanted: AddCredit, now: float) -> Accou
         moved = {journal.topped_up(account_id): amount, journal.FUNDS_RECEIVED: -amount}
     if _moved_before(connection, wanted, moved, wanted.expires_at):
         return read_account(connection, account_id)
-    if wanted.expires_at is not None and wanted.expires_at <= now:  # checked only now: a repetition may come late
+    if wanted.expires_at is not None and wanted.expires_at <= now:  # not checked for a repetition, which may come late
         raise InvalidValue(f"expires_at {wanted.expires_at!r} has passed: use a later time in Unix seconds")
     entry_id = _move(transaction, wanted, EntryKind(wanted.kind), moved, wanted.memo, now)
     if is_grant:
@@ -101,7 +101,7 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
     grant = connection.execute(query).one_or_none()
     if grant is None:
         raise GrantNotFound(account_id, grant_id)
-    # A repetition cannot compare the amount left the first time. The memo, which names the grant, must be the same.
+    # A repetition cannot compare amounts, because the remainder is 0 by then. The memo names the grant and must match.
     memo = f"grant {grant_id}: {wanted.memo}"
     earlier = earlier_entry(connection, wanted)
     if earlier is not None:
@@ -163,13 +163,13 @@ def earlier_entry(connection: Connection, wanted: Movement) -> Row[Any] | None:
 
 
 def _conflict(wanted: Movement, earlier: Row[Any]) -> Conflict:
-    return Conflict(f"idempotency key {wanted.idempotency_key!r} has moved something else: entry {earlier.id}")
+    return Conflict(f"idempotency key {wanted.idempotency_key!r} was used for a different movement: entry {earlier.id}")
 
 
 def _moved_before(connection: Connection, wanted: Movement, moved: Mapping[str, int], expires_at: float | None) -> bool:
     """Returns whether the idempotency key has moved this money before.
 
-    Raises AccountNotFound, and Conflict if the key has moved something else.
+    Raises AccountNotFound, and Conflict if the key was used for a different movement.
     """
     read_account(connection, wanted.account_id)
     earlier = earlier_entry(connection, wanted)
@@ -199,7 +199,7 @@ def _move(
     granted = account.granted + moved.get(journal.granted(account_id), 0)
     topped_up = account.topped_up + moved.get(journal.topped_up(account_id), 0)
     if granted + topped_up > MAX_BALANCE:
-        raise InvalidAmount(f"the balance would pass {format_amount(MAX_BALANCE)}: credit less")
+        raise InvalidAmount(f"the balance would exceed {format_amount(MAX_BALANCE)}: credit less")
     if topped_up < 0:
         raise InsufficientBalance(
             f"only {format_amount(account.topped_up)} of top-ups is left on {account_id}: correct by no more than that"

@@ -27,12 +27,12 @@ class Lot:
     touched: bool = False
 
     def pays_for(self, started_at: float) -> bool:
-        """Returns whether a request that started then may spend it."""
+        """Returns whether a request that started at this Unix time may spend the grant."""
         return self.expires_at is None or started_at < self.expires_at
 
 
 def payable(lots: Iterable[Lot], started_at: float) -> int:
-    """Returns the nano-units of the lots that a request that started then may spend."""
+    """Returns the nano-units of the lots that a request may spend if it started at this Unix time."""
     return sum(lot.left for lot in lots if lot.pays_for(started_at))
 
 

@@ -66,7 +66,7 @@ class Ledger:
     The schema is created or upgraded first; without `migrate`, a different schema raises SchemaMismatch. `wait_s`
     limits the wait for another writer. `timeout_s` limits a whole call on PostgreSQL, except for reads of many rows.
     `now` returns Unix seconds. `currency` is set if the ledger has none; a different one raises OtherCurrency.
-    `reply_quota` limits the replies that an account keeps for retries, and likewise its stored responses.
+    `reply_quota` limits the replies that an account keeps for retries and, separately, its stored responses.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Ledger:
         self._database.close()
 
     def overdue_s(self) -> float:
-        """Seconds by which the slowest running call is past its own limits; 0 if none is."""
+        """Seconds by which the slowest running call is past its deadline; 0 if none is."""
         return self._database.overdue_s()
 
     def run(self, command: Command[Answer]) -> Answer:
@@ -147,7 +147,10 @@ class Ledger:
             return answers
 
     def keep_stuck(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> None:
-        """Keeps settlements that could not be settled, for an operator; harmless to repeat."""
+        """Stores settlements that could not be settled, so that an operator can decide about them.
+
+        Harmless to repeat.
+        """
         with self._database.transaction() as transaction:
             stuck.keep(transaction.connection, refused, self._now())
 

@@ -4,12 +4,12 @@ A lease is a row with an epoch and a count of renewals. Times of different clock
 each side measures them:
 - The holder may admit for `lasts_s` from the moment before it sent the renewal that succeeded.
 - A successor takes over if the lease was released, or if the holder's process is known to have ended. It also takes
-  over if `LeaseWatch` has seen the same epoch and renewals for `lasts_s`. It sees a renewal
-  after it was committed, so it starts counting later than the holder. Taking over compares both once more and raises
-  the epoch in one transaction. After that, no renewal of the old epoch succeeds.
+  over if `LeaseWatch` has seen the same epoch and count of renewals for `lasts_s`. `LeaseWatch` sees a renewal only
+  after its commit, so it starts to count later than the holder. The takeover compares epoch and count once more and
+  raises the epoch, in one transaction. After that, no renewal of the old epoch succeeds.
 
 The holder has therefore stopped before a successor begins. A lease for a different number of shards covers accounts of
-every shard, so it also blocks. A takeover removes it.
+every shard, so it also blocks a takeover until it has ended. The takeover then removes it.
 
 `limiter_holds` has the open holds that the holder of the lease may not learn from its own gateways. A limiter that
 releases its lease writes them with the release. A gateway whose limiter has no lease, or does not answer, stores its
@@ -83,7 +83,7 @@ def hold_lease(transaction: Transaction, wanted: HoldLease, now: float) -> Lease
 @writes(ReleaseLease)
 def release_lease(transaction: Transaction, wanted: ReleaseLease, now: float) -> bool:
     for owner, holds in wanted.holds.items():
-        _add(transaction.connection, owner, holds, now)
+        _store_holds(transaction.connection, owner, holds, now)
     released = update(limiter_leases).where(_leases.epoch == wanted.epoch).values(released=True)
     return transaction.connection.execute(released).rowcount > 0
 
@@ -91,11 +91,11 @@ def release_lease(transaction: Transaction, wanted: ReleaseLease, now: float) ->
 @writes(PostHolds)
 def post_holds(transaction: Transaction, wanted: PostHolds, now: float) -> bool:
     transaction.connection.execute(delete(limiter_holds).where(limiter_holds.c.owner == wanted.owner))
-    _add(transaction.connection, wanted.owner, wanted.holds, now)
+    _store_holds(transaction.connection, wanted.owner, wanted.holds, now)
     return True
 
 
-def _add(connection: Connection, owner: str, holds: Sequence[OpenHold], now: float) -> None:
+def _store_holds(connection: Connection, owner: str, holds: Sequence[OpenHold], now: float) -> None:
     ids = [hold.request_id for hold in holds]
     if not ids:
         return
@@ -134,9 +134,9 @@ class _Sighting:
 class LeaseWatch:
     """Measures for how long this process has seen leases unchanged.
 
-    The time since a renewal that this process has written counts in full. For another holder's lease, the time between
-    two looks counts only up to LOOK_S: while the ledger is unavailable, the holder's gateways cannot post their holds,
-    and its limiter cannot renew.
+    The time since a renewal that this process has written counts in full. For other leases, the time between two
+    observations counts only up to LOOK_S. The ledger may have been unavailable meanwhile: then the holder could not
+    renew, and its gateways could not post their holds.
     """
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:

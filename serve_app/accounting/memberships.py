@@ -1,4 +1,4 @@
-"""Membership of accounts after the first invitation: changed roles, people who leave, people with several accounts."""
+"""Changes a member's role, removes members, and adds existing people to further accounts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def join_account(transaction: Transaction, wanted: JoinAccount, now: float) -> P
     invitation = find_invitation(connection, FindInvitation(wanted.digest), now)
     person = read_person(connection, wanted.user_id)
     if invitation is None or invitation.email != person.email:
-        raise InvalidValue("this invitation is used, revoked, expired, or for another address: ask for a new one")
+        raise InvalidValue(
+            "this invitation is used, revoked, expired, or for another e-mail address: ask for a new one"
+        )
     if invitation.account_id in person.roles:
         raise Conflict("you already belong to this account")
     member = {"user_id": person.user_id, "account_id": invitation.account_id, "role": invitation.role}

@@ -1,4 +1,4 @@
-"""Operators' notes about accounts, and their notices to customers."""
+"""Operators' notes about accounts, and their announcements to customers, which the console calls notices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from serve_app.contracts.operators import (
     PublishAnnouncement,
 )
 
-LONGEST = 1000  # characters of a note or a notice
+LONGEST = 1000  # characters of a note or an announcement
 
 
 @writes(AddNote)
@@ -34,7 +34,7 @@ def add_note(transaction: Transaction, wanted: AddNote, now: float) -> Note:
     read_account(connection, wanted.account_id)
     text = " ".join(wanted.text.split())
     check_name(text, "a note", longest=LONGEST)
-    note_id, row = _once("note_", wanted.once), {"account_id": wanted.account_id, "text": text}
+    note_id, row = _row_id("note_", wanted.once), {"account_id": wanted.account_id, "text": text}
     known = select(account_notes).where(equals(account_notes.c.id, note_id))
     if connection.execute(known).one_or_none() is None:
         row |= {"author": wanted.audit.actor}
@@ -62,7 +62,7 @@ def publish_announcement(transaction: Transaction, wanted: PublishAnnouncement, 
     starts_at = now if wanted.starts_at is None else wanted.starts_at
     if wanted.ends_at is not None and wanted.ends_at <= max(now, starts_at):
         raise InvalidValue("the notice must end after it begins, and not in the past")
-    announcement_id = _once("notice_", wanted.once)
+    announcement_id = _row_id("notice_", wanted.once)
     known = select(announcements).where(equals(announcements.c.id, announcement_id))
     if connection.execute(known).one_or_none() is None:
         row = {"text": text, "level": wanted.level, "account_id": wanted.account_id, "author": wanted.audit.actor}
@@ -89,18 +89,17 @@ def end_announcement(transaction: Transaction, wanted: EndAnnouncement, now: flo
 
 @reads(ListAnnouncements)
 def list_announcements(connection: Connection, wanted: ListAnnouncements, now: float) -> list[Announcement]:
-    """The table is small: an operator writes each row."""
     query = select(announcements).order_by(announcements.c.starts_at.desc(), announcements.c.id)
     if not wanted.ended:
         query = query.where(or_(announcements.c.ends_at.is_(None), announcements.c.ends_at > now))
     return [_announcement(row) for row in connection.execute(query.limit(check_page(wanted.limit)))]
 
 
-def _once(prefix: str, once: str) -> str:
-    if not once:
+def _row_id(prefix: str, idempotency_key: str) -> str:
+    if not idempotency_key:
         return new_id(prefix)
-    check_name(once, "an idempotency key", longest=100)
-    return f"{prefix}once_{once}"
+    check_name(idempotency_key, "an idempotency key", longest=100)
+    return f"{prefix}once_{idempotency_key}"
 
 
 def _note(row: Row[Any]) -> Note:

@@ -214,7 +214,7 @@ def checked_email(text: str) -> str:
 
 
 def add_person(connection: Connection, email: str, name: str, password: str, now: float) -> str:
-    """Adds a person and returns the id. Raises InvalidValue, and Conflict for an address that is taken."""
+    """Adds a person and returns the id. Raises InvalidValue, and Conflict for an e-mail address in use."""
     check_name(name)
     _check_free(connection, email)
     user_id = new_id("user_")
@@ -235,15 +235,15 @@ def set_recovery_codes(connection: Connection, user_id: str, digests: tuple[str,
 
 
 def end_invitations(connection: Connection, account_id: str, email: str, now: float) -> None:
-    """Revokes the open invitations of an address to an account: a newer one, or the membership, replaces them."""
+    """Revokes an e-mail address's open invitations to an account. A newer one, or the membership, replaces them."""
     theirs = (invitations.c.account_id == account_id, invitations.c.email == email)
     connection.execute(update(invitations).where(*theirs, *_OPEN).values(revoked_at=now))
 
 
 def add_identity(connection: Connection, user_id: str, identity: Identity, now: float) -> None:
-    """Adds an identity to a person. Raises InvalidValue, and Conflict for an identity that is taken."""
+    """Adds an identity to a person. Raises InvalidValue, and Conflict if it belongs to a person already."""
     if not (is_text(identity.issuer, _LONGEST) and is_text(identity.subject, _LONGEST)):
-        raise InvalidValue("the provider's name for this person can't be kept")
+        raise InvalidValue(f"the provider's ids must have 1 to {_LONGEST} printable characters")
     if owner_of(connection, identity) is not None:
         raise Conflict("this identity is already linked to a person: sign in with it, then open the invitation again")
     row = {"issuer": identity.issuer, "subject": identity.subject, "user_id": user_id, "created_at": now}

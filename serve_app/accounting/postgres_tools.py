@@ -1,6 +1,6 @@
-"""Runs PostgreSQL's `pg_dump` and `pg_restore` as processes with chunks of bytes as output and input.
+"""Runs PostgreSQL's `pg_dump` and `pg_restore` as processes, and reads or writes their data in chunks.
 
-No command line has a password: it is passed in the process's environment, which only its own user can read.
+The password is never on a command line. It is passed in the process's environment, which only its own user can read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from serve_app.contracts.errors import InvalidValue, LedgerError, ToolMissing
 
 
 def dump(url: URL, server: str, *, schema: str, snapshot: str) -> Iterator[bytes]:
-    """Yields the schema as of a snapshot that another session has exported, in pg_dump's own format, compressed.
+    """Yields the schema as of a snapshot that another session has exported, in pg_dump's compressed custom format.
 
-    The name of its revision is omitted. Raises ToolMissing, and LedgerError if pg_dump fails.
+    The revision is omitted. Raises ToolMissing, and LedgerError if pg_dump fails.
     """
     tool = _tool("pg_dump", server)
     wanted = ("--format=custom", f"--snapshot={snapshot}", f"--schema={schema}")
@@ -40,7 +40,7 @@ def load(url: URL, dumped_by: str, *, schema: str, chunks: Iterable[bytes]) -> N
     wanted = ("--single-transaction", "--exit-on-error", f"--schema={schema}")
     with _running(url, tool, *wanted, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has failed and reports why
+        with contextlib.suppress(BrokenPipeError):  # pg_restore has failed; its error follows
             for chunk in chunks:
                 process.stdin.write(chunk)
             process.stdin.close()
@@ -59,13 +59,15 @@ def _tool(name: str, server: str) -> str:
     package = f"install PostgreSQL's client programs (on Debian the package postgresql-client-{needed})"
     if (path := shutil.which(name)) is None:
         raise ToolMissing(f"{name} is not on PATH: {package}")
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     try:
-        found = major(said)
+        found = major(output)
     except ValueError:
-        raise ToolMissing(f"{path} does not say its version: {package}") from None
+        raise ToolMissing(f"{path} --version prints no version: {package}") from None
     if found < needed:
-        raise ToolMissing(f"{path} is of version {found}, the server of {needed}: {package}, first on PATH")
+        raise ToolMissing(
+            f"{path} has version {found}, but the server has {needed}: {package} and put them first on PATH"
+        )
     return path
 
 
@@ -77,7 +79,7 @@ def _running(url: URL, tool: str, *arguments: str, **streams: Any) -> Iterator[s
     _, parameters = url.get_dialect()().create_connect_args(url)
     parameters = {name: value for name, value in parameters.items() if name != "context"}
     if "sslpassword" in parameters:
-        raise InvalidValue("sslpassword would show in the list of processes: use a key without one for this")
+        raise InvalidValue("sslpassword would be visible in the list of processes: use a key without a passphrase")
     environment, password = dict(os.environ), parameters.pop("password", None)
     if password is not None:
         environment["PGPASSWORD"] = str(password)
@@ -103,5 +105,5 @@ def _reason(errors: IO[bytes], password: str | None) -> str:
     """Returns the first output line that names an error."""
     errors.seek(0)
     lines = errors.read(2**16).decode(errors="replace").splitlines()
-    line = next((line for line in lines if "error:" in line), lines[0] if lines else "it says nothing")
+    line = next((line for line in lines if "error:" in line), lines[0] if lines else "no error message")
     return line.replace(password, "…") if password else line

@@ -35,7 +35,7 @@ def list_recent(connection: Connection, wanted: ListRecent, _now: float) -> Usag
         finished_at, request_id = _place(wanted.after)
         matching.append(tuple_(rows.finished_at, rows.request_id) < tuple_(finished_at, request_id))
         day = period_at("day", finished_at).name
-        days.append(daily.day <= day if request_id else daily.day < day)  # without an id, it is a day's beginning
+        days.append(daily.day <= day if request_id else daily.day < day)  # without an id, the time is a day's beginning
     named = select(daily.day).where(*days).distinct().order_by(daily.day.desc()).limit(MAX_DAYS)
     read = [day_named(name) for name in connection.execute(named).scalars()]
     found: list[UsageRecord] = []

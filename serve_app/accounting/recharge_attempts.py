@@ -2,8 +2,7 @@
 
 Watching only reads. An attempt begins under the ledger's writer lock, which also covers reading balance, cap and
 settings. With any number of watching processes, an account has at most one open attempt, and a month's payments stay
-within its cap.
-Attempts that are not known to have failed count towards the cap.
+within its cap. Attempts that are not known to have failed count towards the cap.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from serve_app.contracts.recharges import (
     WatchRecharges,
 )
 
-#: In the past tense, because it remains the reason for the pause after the outcome is known.
+#: In the past tense, because the text remains the reason for the pause after the outcome is known.
 UNKNOWN: Final = "The payment's outcome was unknown for a day. If it was paid, the credit is added."
 ENDED: Final = "An operator saw that it was not paid."
 BATCH: Final = 200
@@ -133,7 +132,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     connection.execute(update(recharge_attempts).where(recharge_attempts.c.id == row.id).values(changes))
     account_id = row.account_id
     if state == "open":
-        # It stays open, because its payment may exist, and blocks new attempts. Pausing sends a notice.
+        # The attempt stays open and blocks new ones, because its payment may exist. Pausing sends a notice.
         if now >= row.created_at + ORDER_S and read_account(connection, account_id).active:
             pause_recharge(transaction, account_id, UNKNOWN, wanted.audit, now)
         return
@@ -144,7 +143,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
         return  # the settings were created after the backup from which this ledger was restored
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
-    # A suspended account is not recharged anyway, and a replaced method says nothing about the new one.
+    # A suspended account is not recharged anyway. The failure of a replaced method says nothing about the new one.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
 

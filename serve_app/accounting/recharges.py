@@ -41,9 +41,11 @@ def set_recharge(transaction: Transaction, wanted: SetRecharge, now: float) -> R
     for name, least in (("threshold", 0), ("amount", 1), ("monthly_cap", 1)):
         value = getattr(wanted, name)
         if type(value) is not int or not least <= value <= MAX_AMOUNT:
-            raise InvalidValue(f"{value!r} nano-units: the {name.replace('_', ' ')} is {least} to {MAX_AMOUNT}")
+            raise InvalidValue(
+                f"{value!r} nano-units: the {name.replace('_', ' ')} must be from {least} to {MAX_AMOUNT}"
+            )
     if wanted.amount > wanted.monthly_cap:
-        raise InvalidValue("the cap of a month is less than one payment: raise it, or lower the amount")
+        raise InvalidValue("the monthly cap is less than one payment: raise the cap, or lower the amount")
     before, new = read_row(connection, account_id), {name: getattr(wanted, name) for name in _AMOUNTS}
     if before is None:
         start = {"account_id": account_id, "state": "off", "reason": "", "provider": "", "next_at": now}
@@ -118,7 +120,7 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
     query = select(func.count()).select_from(notices).where(*made, notices.c.detail != "")
     if connection.execute(query).scalar_one() >= MAX_A_DAY:
         return
-    # Uses the kind of an alert: the previous release knows no other, and its text for this kind is also true here.
+    # Uses an alert's kind, because the previous release knows only those. Its text for "balance" is also true here.
     shared = {
         "account_id": account_id,
         "kind": "balance",
@@ -167,9 +169,9 @@ def _targets(connection: Connection, account_id: str) -> dict[str, str]:
     """Returns the recipients of the notice that recharging is paused, each with its webhook secret."""
     paying = (memberships.c.account_id == account_id, memberships.c.role.in_(("owner", "billing")))
     people = select(users.c.email).join(memberships).where(*paying, users.c.suspended.is_(False))
-    told = dict.fromkeys(connection.scalars(people.order_by(users.c.email)), "")
+    by_email = dict.fromkeys(connection.scalars(people.order_by(users.c.email)), "")
     mine = (alerts.c.account_id == account_id, alerts.c.kind == "balance")
-    return told | {row.target: row.secret for row in connection.execute(select(alerts).where(*mine))}
+    return by_email | {row.target: row.secret for row in connection.execute(select(alerts).where(*mine))}
 
 
 def _expect(connection: Connection, account_id: str) -> Row[Any]:

@@ -1,4 +1,4 @@
-"""Complete replies, kept a day for an account's retries with the same idempotency key.
+"""Complete replies, kept for a day for an account's retries with the same idempotency key.
 
 Each account keeps its newest replies, up to a quota. After a reply is removed, a retry is a new request.
 """
@@ -37,17 +37,17 @@ _ADD = Upsert(
 
 @dataclass(frozen=True, slots=True)
 class ReplyQuota:
-    """Maximum that one account may keep."""
+    """Maximum number and total bytes of one account's replies."""
 
     replies: int = 10_000
     total_bytes: int = 64 * 2**20
 
 
 class QuotaKeeper:
-    """Enforces the accounts' quota for a table with `account_id`, `body` and `created_at`, whose other key is `key`.
+    """Enforces the accounts' quota in a table whose primary key is `account_id` with the column `key`.
 
-    Counting has a cost, so an account is checked after every sixteenth of the quota. Belongs to one process. Each
-    process lets an account exceed its quota by this much.
+    Counting is slow, so a process checks an account only after it has written a sixteenth of the quota. An account can
+    therefore exceed its quota by a sixteenth per process.
     """
 
     def __init__(self, quota: ReplyQuota, table: Table = replies, key: str = "idempotency_key") -> None:

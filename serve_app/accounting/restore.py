@@ -48,8 +48,8 @@ class Restored:
 def restore(file: Path, url: str | URL, now: float, progress: Progress) -> Restored:
     """Fills a new, empty database. After a LedgerError, no service starts on the partial restore.
 
-    InvalidValue: the file is damaged or of another kind of database. Conflict: the database is not empty.
-    SchemaMismatch: a newer release made the backup.
+    Raises InvalidValue if the file is damaged or from the other kind of database, Conflict if the database is not
+    empty or does not fit the backup, and SchemaMismatch if this release does not run on the backup's schema.
     """
     target = make_url(url)
     with BackupFile(file) as backup:
@@ -73,12 +73,12 @@ def restore(file: Path, url: str | URL, now: float, progress: Progress) -> Resto
 
 
 def _load(url: URL, backup: BackupFile) -> None:
-    said = backup.manifest
-    postgres_tools.load(url, said.server, schema=said.postgres_schema, chunks=backup.chunks())
+    manifest = backup.manifest
+    postgres_tools.load(url, manifest.server, schema=manifest.postgres_schema, chunks=backup.chunks())
 
 
 def _finish(database: Database, manifest: Manifest, now: float, progress: Progress) -> tuple[Difference, ...]:
-    """Verifies the restored rows, makes the ledger safe to start a service on, and names its revision."""
+    """Verifies the restored rows, makes the ledger safe to start a service on, and sets its revision."""
     with database.snapshot(LONGEST_S) as connection:
         found = count_rows(connection)
     if found != manifest.rows:
@@ -87,7 +87,7 @@ def _finish(database: Database, manifest: Manifest, now: float, progress: Progre
             f"the restored ledger does not have the same rows as the backup, in {', '.join(off)}: do not use it"
         )
     with database.restored(manifest.revision) as connection:
-        _part_from_the_lost(connection, now)
+        _separate_from_lost_ledger(connection, now)
     differences: dict[Difference, None] = {}
     check = CheckBooks(full=True)
     while True:
@@ -103,7 +103,7 @@ def _finish(database: Database, manifest: Manifest, now: float, progress: Progre
     return tuple(differences)
 
 
-def _part_from_the_lost(connection: Connection, now: float) -> None:
+def _separate_from_lost_ledger(connection: Connection, now: float) -> None:
     """Separates this ledger from the lost one, so that no process confuses their states.
 
     Versions and epochs jump far ahead, so every process that reads changes sees all accounts and keys as changed.
@@ -129,8 +129,8 @@ def _expect_kind(manifest: Manifest, target: URL) -> None:
 def _expect_release(manifest: Manifest) -> None:
     if manifest.revision not in revisions() and manifest.runs_from > revisions()[-1]:
         raise SchemaMismatch(
-            f"the backup's schema is at revision {manifest.revision!r}, of release {manifest.release} or newer, and "
-            "this release does not run on it: restore it with that release"
+            f"the backup's schema is at revision {manifest.revision!r}, of release {manifest.release} or newer. This "
+            "release does not run on it: restore it with that release"
         )
 
 
@@ -142,7 +142,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
     if tables:
         raise Conflict(
             f"the database {database.engine.url.database} is not empty, it has {len(tables)} tables: make a new one "
-            "(createdb NAME) and restore into that; drop it first if a restore into it was cut off"
+            "(createdb NAME) and restore into that; if a restore into this one was interrupted, drop it first"
         )
     if postgres_tools.major(server) < postgres_tools.major(manifest.server):
         raise Conflict(f"the backup is of PostgreSQL {manifest.server}, this server is {server}: use a newer server")
@@ -155,7 +155,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Yields a draft path for a SQLite ledger, which gets its name at the end. Raises Conflict, InvalidValue."""
+    """Yields a path for a draft of a SQLite ledger, which then gets the name `path`. Raises Conflict, InvalidValue."""
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite would apply an old log to the new file
         if (old := path.with_name(path.name + suffix)).exists():
             raise Conflict(f"{old} exists: move {path.name}* away, or choose a new file")

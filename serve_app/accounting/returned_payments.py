@@ -1,6 +1,6 @@
 """Refunds and chargebacks. No balance is ever negative: money already spent is a loss, recorded in the audit log.
 
-A return is recognised by its journal entry. If nothing was left to take, it has no entry, but an audit record.
+A return that is reported again is recognised by its journal entry, or by its audit record if no money was left to take.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _suspend(transaction: Transaction, wanted: ReturnPayment, now: float) -> Non
 
 
 def _to_give_back(connection: Connection, wanted: ReturnPayment) -> int:
-    """Returns the amount to give back. Our loss is covered first: the customer has spent that part already."""
+    """Returns the amount to give back. It covers the service's loss first: the customer has already spent that part."""
     entry = _entry(connection, wanted.account_id, wanted.reverses)
     if entry is None:
         return 0
@@ -97,7 +97,7 @@ def _entry(connection: Connection, account_id: str, key: str) -> Row[Any] | None
 
 
 def _lost(connection: Connection, account_id: str, key: str) -> int | None:
-    """Returns the amount that a return could not take. None: it took all, or does not exist."""
+    """Returns the amount that a return could not take. None: the return took all, or does not exist."""
     detail = _detail(connection, NOT_COVERED, account_id, key)
     return None if detail is None else int(detail["lost"])
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
 
-#: Counts of a usage row, which a daily aggregate sums: tokens, and nano-units that were paid and not paid.
+#: Columns of a usage row that a daily aggregate sums: tokens, and paid and unpaid nano-units.
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "charged", "uncollected")
 DAILY_GROUP = ("account_id", "day", "key_id", "model")
 DAILY_SUMS = ("requests", *COUNTS)
@@ -52,7 +52,7 @@ head = Table(
     Column("entry", BigInteger, nullable=False),  # the last journal entry; numbers have no gaps
     Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last audit record; likewise no gaps
     Column("currency", Text),  # currency of all accounts and prices; null: not set yet
-    # The oldest release that runs on this schema, by the last revision that it knows.
+    # Last revision of the oldest release that runs on this schema.
     Column("runs_from", Text, nullable=False, server_default=text("'0001'")),
     CheckConstraint("id = 1", name="one_row"),
 )
@@ -132,7 +132,7 @@ journal_entries = Table(  # append-only
     CheckConstraint("kind IN ('top_up', 'grant', 'charge', 'correction', 'expiry')", name="kind"),
     Index("ix_journal_entries_account_id_id", "account_id", "id"),
 )
-Index(  # all but charges, which are many
+Index(  # without charges, which are most of the rows
     "ix_journal_entries_movements",
     journal_entries.c.account_id,
     journal_entries.c.created_at,
@@ -235,11 +235,11 @@ responses = Table(
     Column("body", LargeBinary, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False, index=True),
-    Column("beat_at", Double),  # of the gateway that runs it in the background; null: it has ended
-    Column("cancelled_at", Double),  # null: it may go on
+    Column("beat_at", Double),  # last heartbeat of the gateway that runs it in the background; null: it has ended
+    Column("cancelled_at", Double),  # null: not cancelled
 )
 
-# Settlements that could not be settled, until an operator has them settled.
+# Settlements that the ledger could not settle. A successful retry by an operator removes them.
 stuck_settlements = Table(
     "stuck_settlements",
     metadata,
@@ -268,13 +268,13 @@ audit_log = Table(  # append-only
     Index("ix_audit_log_account_id_id", "account_id", "id"),
 )
 
-# The limiter that admits for each shard: `limiter_leases.py` has the rules. A few rows.
+# The limiter that admits for each shard: `limiter_leases.py` has the rules. Few rows.
 limiter_leases = Table(
     "limiter_leases",
     metadata,
     Column("shards", Integer, primary_key=True, autoincrement=False),  # number of shards of its service
     Column("shard", Integer, primary_key=True, autoincrement=False),
-    Column("epoch", BigInteger, nullable=False),  # each new epoch is the highest over all rows
+    Column("epoch", BigInteger, nullable=False),  # a new epoch is above those of all rows
     Column("holder", Text, nullable=False),
     Column("renewals", BigInteger, nullable=False),
     Column("lasts_s", Double, nullable=False),  # seconds for which the holder may admit after it has sent a renewal
@@ -293,16 +293,19 @@ limiter_holds = Table(
     Column("posted_at", Double, nullable=False),
 )
 
-# The place up to which the check has proven the books, and the sums of the rows that it read: everything up to journal
-# entry `entry`, and usage rows without an entry up to `number`. One row is the "last" checkpoint. "full" is a running
-# check from the beginning, and "old" a replaced checkpoint. A "closing" stands for the rows of an archive and has the
-# sums of that archive alone. The others have the sums of the rows after the closings up to `closing`.
+# The place up to which a check has verified the books: all rows up to journal entry `entry`, and usage rows without an
+# entry up to `number`. The next tables have the sums of these rows. Kinds:
+# - "last": the newest checkpoint, from which the next check continues. There is one.
+# - "full": a running check from the beginning.
+# - "old": a replaced checkpoint.
+# - "closing": stands for the rows of an archive, and has only that archive's sums.
+# The others build on the closings up to the id `closing` and have only the sums of the rows after them.
 checkpoints = Table(
     "checkpoints",
     metadata,
     Column("id", Number, primary_key=True),
     Column("kind", Text, nullable=False),
-    Column("closing", BigInteger, nullable=False),  # 0: it begins with the first entry
+    Column("closing", BigInteger, nullable=False),  # 0: no closing; it begins with the first entry
     Column("entry", BigInteger, nullable=False),
     Column("number", BigInteger, nullable=False),
     Column("entries", BigInteger, nullable=False),  # number of rows read; likewise the next

@@ -1,4 +1,4 @@
-"""Backends deployed by command. A name permanently stands for one content: no command changes a running backend."""
+"""Backends deployed by command. No command changes the args or options of a backend: other values need a new name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deploy_backend(transaction: Transaction, wanted: DeployBackend, now: float) 
         connection.execute(insert(served_backends).values(given | initial))
         write_audit(transaction, wanted.audit, "deploy_backend", "", _content(wanted), now, subject=name)
     elif (earlier.args, earlier.options) != (json.loads(given["args"]), json.loads(given["options"])):
-        raise Conflict(f"{name} stands for other args or options: deploy under a new name and shift the traffic to it")
+        raise Conflict(f"{name} has different args or options: deploy under a new name and shift the traffic to it")
     elif earlier.retired_at is not None:
         _set_retired(transaction, name, None)
         write_audit(transaction, wanted.audit, "deploy_backend", "", _content(wanted), now, subject=name)

@@ -1,7 +1,8 @@
-"""Shares of an identifier's requests. A change compares the version that it replaces, and every row stays.
+"""Shares of an identifier's requests. A change names the version that it replaces. No row is ever changed or removed.
 
-A roll-out is several rows that raise the same backends. `before` of each is the row from before the first of them, so
-one rollback undoes the whole roll-out. A rollback is a new row, whose `before` is that of the row that it restores.
+A roll-out is a series of rows that raise the shares of the same backends. `before` of each of them is the last row
+before the series, so one rollback undoes the whole roll-out. A rollback is a new row with the `before` of the row that
+it restores.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def set_traffic(transaction: Transaction, wanted: SetTraffic, now: float) -> Tra
             _record(transaction, wanted.audit, "set_traffic", {}, current, now)
             return current
     elif current is None and not weights:
-        raise InvalidValue(f"weights of {identifier}: those of config.yaml hold already")
+        raise InvalidValue(f"weights of {identifier}: the weights in config.yaml already apply")
     row = Traffic(identifier, transaction.next_version(), weights, now, actor_of(wanted.audit), wanted.reason)
     row = replace(row, before=_before(connection, weights, current))
     _insert(connection, row)
@@ -77,7 +78,7 @@ def roll_back_traffic(transaction: Transaction, wanted: RollBackTraffic, now: fl
             return current  # another process was first, or this is a repetition
         raise _changed_meanwhile(identifier, current if current.weights else None, wanted.expected)
     if not current.weights or current.before is None:
-        raise Conflict(f"{identifier} has no weights from before: set the ones that it is to have")
+        raise Conflict(f"{identifier} has no earlier weights to restore: set its weights instead")
     [restored] = read_traffic(connection, [current.before])
     check_not_retired(connection, restored.weights)
     row = Traffic(
@@ -178,6 +179,4 @@ def _record(
 
 def _changed_meanwhile(identifier: str, current: Traffic | None, expected: int) -> Conflict:
     now = "the weights of config.yaml" if current is None else f"version {current.version}, set by {current.actor}"
-    return Conflict(
-        f"the traffic of {identifier} was to be changed from version {expected}, but it is {now}: look again"
-    )
+    return Conflict(f"the traffic of {identifier} is no longer version {expected}, but {now}: look again")

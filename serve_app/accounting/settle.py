@@ -121,9 +121,9 @@ def settle(
             _keep_reply(batch, settlement, now)
             new.add(index)
         elif _is_same(settlement, batch.recorded[settlement.request_id], batch.prices):
-            _keep_reply(batch, settlement, now)  # the first may have come from a process without a reply
+            _keep_reply(batch, settlement, now)  # the first settlement may have come from a process without the reply
         else:
-            logger.warning("request %s was settled before with other content; the first stands", settlement.request_id)
+            logger.warning("request %s was settled before with other values: the first apply", settlement.request_id)
     if batch.usage:
         _write_usage(transaction, batch)
     if recorded := [settlement.request_id for index, settlement in valid.items() if index not in refused]:
@@ -222,7 +222,7 @@ def _why_rejected(batch: _Batch, settlement: Settlement) -> SettlementRejected |
         message = "this request id was settled for another account: request ids must be unique"
         return SettlementRejected(request_id, Refusal.REQUEST_OF_ANOTHER_ACCOUNT, message)
     if recorded is None and settlement.finished_at < batch.closed_before:
-        message = "the requests of its month are archived: see there whether it was settled"
+        message = "the requests of its month are archived: look in the archive whether it was settled"
         return SettlementRejected(request_id, Refusal.INVALID, message)
     return None
 
@@ -294,8 +294,8 @@ def _keep_reply(batch: _Batch, settlement: Settlement, now: float) -> None:
         reasons.append(stored_responses.why_not_kept(settlement.response))
         if reasons[-1] is None:
             batch.responses.append(stored_responses.response_row(settlement, settlement.response, now))
-    for reason in filter(None, reasons):  # the usage counts anyway
-        logger.error("the reply to request %s is not kept: %s", settlement.request_id, reason)
+    for reason in filter(None, reasons):  # the usage is billed anyway
+        logger.error("the reply to request %s is not stored: %s", settlement.request_id, reason)
 
 
 def _write_usage(transaction: Transaction, batch: _Batch) -> None:
@@ -342,11 +342,11 @@ def _settled(batch: _Batch, settlement: Settlement, now: float, *, duplicate: bo
 
 
 def _is_same(settlement: Settlement, row: dict[str, Any], prices: dict[tuple[str, Price], int]) -> bool:
-    """Returns whether a repetition has the recorded content."""
+    """Returns whether a repeated settlement has the same content as the recorded one."""
     names = ("key_id", "model", "backend", "prompt_tokens", "cached_tokens", "completion_tokens")
     same_price = prices.get((settlement.model, settlement.price)) == row["price_version"]
-    # A replica that settles for a gateway, which may be alive, records the request as cancelled. The charge is the
-    # same.
+    # A replica that settles for a gateway records the request as cancelled. The gateway may be alive and record it as
+    # completed. The charge is the same.
     outcomes = {settlement.outcome.value, row["outcome"]}
     same_outcome = len(outcomes) == 1 or (
         outcomes == {Outcome.COMPLETED.value, Outcome.CANCELLED.value} and settlement.completion_tokens > 0

@@ -1,4 +1,4 @@
-"""The first person's sign-in link, recovery codes, and passkeys."""
+"""The sign-in link of an account's administrator, recovery codes, and passkeys."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def find_sign_in_link(connection: Connection, wanted: FindSignInLink, now: float
     if row is None:
         return None
     account = read_account(connection, row.account_id)
-    return SignInLink(row.account_id, account.name, row.expires_at, _first_person(connection, row.account_id))
+    return SignInLink(row.account_id, account.name, row.expires_at, _administrator(connection, row.account_id))
 
 
 @writes(UseSignInLink)
@@ -143,8 +143,8 @@ def remove_passkey(transaction: Transaction, wanted: RemovePasskey, now: float) 
         write_audit(transaction, wanted.audit, "remove_passkey", "", {}, now, subject=wanted.user_id)
 
 
-def _first_person(connection: Connection, account_id: str) -> Person | None:
-    """Returns the account's oldest owner who is an admin among the operators and not suspended."""
+def _administrator(connection: Connection, account_id: str) -> Person | None:
+    """Returns the account's oldest owner who also has the operator role `admin` and is not suspended."""
     query = (
         select(users.c.id)
         .join(memberships, memberships.c.user_id == users.c.id)

@@ -31,8 +31,8 @@ MAX_BODY = 8 * 2**20  # bytes
 _YEAR_10000 = 253402300800.0
 
 _RUNS = responses.c.beat_at.is_not(None)
-_IS_THERE = responses.c.body != b""  # see `delete_response`
-# The first response stands, unless it only says that it runs.
+_HAS_BODY = responses.c.body != b""  # see `delete_response`
+# A stored response is replaced only while it is marked as running.
 _ADD = Upsert(
     responses,
     lambda new: {name: new[name] for name in ("body", "expires_at", "beat_at")},
@@ -86,7 +86,7 @@ def find_response(connection: Connection, wanted: FindResponse, now: float) -> S
         equals(responses.c.account_id, wanted.account_id),
         equals(responses.c.response_id, wanted.response_id),
         responses.c.expires_at > now,
-        _IS_THERE,
+        _HAS_BODY,
     )
     row = connection.execute(query).one_or_none()
     return None if row is None else StoredResponse(row.response_id, bytes(row.body), row.expires_at, row.beat_at)
@@ -94,12 +94,15 @@ def find_response(connection: Connection, wanted: FindResponse, now: float) -> S
 
 @writes(DeleteResponse)
 def delete_response(transaction: Transaction, wanted: DeleteResponse, now: float) -> bool:
-    """Deletes a response that has ended or is lost. The emptied row of a lost one keeps it from being stored later."""
+    """Deletes a response that has ended or is lost.
+
+    The row of a lost response stays, without its body: otherwise its gateway could still store the response later.
+    """
     its = (
         equals(responses.c.account_id, wanted.account_id),
         equals(responses.c.response_id, wanted.response_id),
         responses.c.expires_at > now,
-        _IS_THERE,
+        _HAS_BODY,
     )
     lost = responses.c.beat_at < now - RESPONSE_LOST_S
     connection = transaction.connection

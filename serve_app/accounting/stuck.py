@@ -1,4 +1,4 @@
-"""Settlements that the ledger could not settle. They are kept until an operator has them settled."""
+"""Settlements that the ledger could not settle. They are kept until a retry by an operator succeeds."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def search_requests(connection: Connection, wanted: SearchRequests, _now: float)
         within.append(rows.finished_at < wanted.time_to)
     if wanted.after is not None:
         within.append(place < tuple_(*_cursor_place(wanted.after)[1:]))
-    # Rows that no filter matches are read too: the last one to read bounds the search.
+    # The limit counts all rows, whether or not the filters match them, and ends the search at the last row to read.
     ends = select(*_ORDER).where(*within).order_by(*newest_first).offset(MAX_SEARCHED - 1).limit(1)
     last = connection.execute(ends).one_or_none()
     if last is not None:

@@ -19,7 +19,7 @@ class AccountingShards:
     """Implements BooksPort over the shards.
 
     Commands without an account go to the shard that answered last, at first to `first`. A process on a lost machine
-    does not answer at all. If the caller cancels such a call, the next ones go to the next shard.
+    does not answer at all. If the caller cancels such a call, the next calls go to the next shard.
     """
 
     def __init__(self, shards: Sequence[AccountingPort], *, first: int = 0) -> None:
@@ -32,7 +32,7 @@ class AccountingShards:
             try:
                 answer = await self.shards[index].run(command)
             except (LedgerUnavailable, Unavailable) as error:
-                away = error
+                failure = error
                 continue
             except asyncio.CancelledError:
                 self._pass_over(index)
@@ -40,7 +40,7 @@ class AccountingShards:
             if not account_id:
                 self._last = index
             return answer
-        raise away
+        raise failure
 
     async def settle(self, batch: list[Settlement]) -> list[Settled | SettlementRejected]:
         """Settles a batch for any accounts. Raises Unavailable if the outcome of the whole batch is unknown."""
@@ -49,7 +49,7 @@ class AccountingShards:
                 async with asyncio.timeout(SETTLE_TIMEOUT_S):
                     answers = await self.shards[index].settle(batch)
             except (Unavailable, TimeoutError) as error:
-                away = Unavailable(f"accounting shard {index}: {type(error).__name__}: {error}")
+                failure = Unavailable(f"accounting shard {index}: {type(error).__name__}: {error}")
                 continue
             self._last = index
             settled: list[Settled | SettlementRejected] = []
@@ -58,7 +58,7 @@ class AccountingShards:
                     raise Unavailable(str(answer))
                 settled.append(answer)
             return settled
-        raise away
+        raise failure
 
     async def unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
         """Returns the requests among these that the ledger does not have."""

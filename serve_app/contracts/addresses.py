@@ -18,7 +18,7 @@ _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
 
 def address_in(text: str) -> Address | None:
-    """Returns the address in a connection's text or an `x-forwarded-for`, or None. It may have a port or a zone."""
+    """Parses an address of a connection or in `x-forwarded-for`, which may have a port or a zone. None: not valid."""
     host = text.strip()
     if host.startswith("["):
         host, closed, port = host[1:].partition("]")
@@ -62,13 +62,16 @@ def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Returns `client_host`, but the /64 network of an IPv6 address, because one client owns all of it."""
+    """Returns the address of `client_host` without a port. For IPv6, returns its /64 network, which one client owns.
+
+    Returns FORWARDED as `client_host` does, and "unknown" for an invalid address.
+    """
     host = client_host(peer, forwarded_for, trusted_proxies)
     return host if host == FORWARDED else _network(host)
 
 
 def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Returns the address from which a request comes, maybe with a port. The sender cannot choose it.
+    """Returns the address from which a request comes, possibly with a port. The sender cannot choose it.
 
     `peer` is the connection's other end as the server sees it. `forwarded_for` has the values of `x-forwarded-for` in
     order. `trusted_proxies` is the number of proxies before this process that append to that header. The client is the
@@ -76,8 +79,8 @@ def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies:
     Kubernetes ingress or a cloud load balancer in front writes it and is counted.
 
     Without trusted proxies, the client can write any header, and uvicorn may have taken `peer` from it. Uvicorn does so
-    for connections from this machine, including HAProxy's. All requests with the header then count as one address.
-    Whether `peer` is one of its entries cannot be determined, because uvicorn splits them in a different way.
+    for connections from this machine, including HAProxy's. All requests with the header then count as one address,
+    FORWARDED. Uvicorn splits the header differently, so it is not possible to tell whether `peer` comes from it.
     """
     hops = [hop.strip() for value in forwarded_for for hop in value.split(",") if hop.strip()]
     if not hops:

@@ -1,4 +1,4 @@
-"""What stands on statements and invoices besides amounts: the account's details, its payments, the seller."""
+"""Data for statements and invoices: the account's details, its payments, and the seller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ADDRESS_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Seller:
-    """Who issues statements and invoices. `font` is the path of a TrueType file."""
+    """The issuer of statements and invoices. `font` is the path of a TrueType file."""
 
     name: str
     address: str = ""  # lines

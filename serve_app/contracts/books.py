@@ -42,12 +42,12 @@ class StoredResponse:
     response_id: str
     body: bytes = field(repr=False)  # as the gateway encodes it
     expires_at: float  # Unix time, seconds
-    beat_at: float | None = None  # last sign of life of the gateway that runs it; None: it has ended
+    beat_at: float | None = None  # last heartbeat of the gateway that runs it; None: it has ended
 
     __setstate__ = set_state
 
     def is_lost(self, now: float) -> bool:
-        """Returns whether it never ends, because its gateway is lost."""
+        """Returns whether the response never ends, because its gateway is lost."""
         return self.beat_at is not None and self.beat_at < now - RESPONSE_LOST_S
 
 
@@ -58,7 +58,7 @@ class RequestUsage:
     key_id: str
     model: str  # the identifier in the request
     backend: str  # the application that produced the reply
-    price: Price  # the price at admission: a later change never bills a request above its hold
+    price: Price  # the price at admission, so that no later price bills a request above its hold
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -110,7 +110,7 @@ class AccountSnapshot:
     topped_up: int
     version: int
     created_at: float
-    limits: Mapping[str, int] = field(default_factory=dict)  # the account's (contracts.limits); defaults otherwise
+    limits: Mapping[str, int] = field(default_factory=dict)  # limits set for this account; a missing limit: the default
     #: Remainders of expiring grants: (expires_at in Unix seconds, nano-units left), soonest first.
     expiring: tuple[tuple[float, int], ...] = ()
 
@@ -152,7 +152,7 @@ class KeySnapshot:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """The terms that a replacement key inherits, as CreateKey takes them: all but the expiry."""
+        """The terms that a replacement key inherits, in the form of `CreateKey.terms`: all except the expiry."""
         named = ("models", "tags", "addresses", "budget", "budget_period")
         return {name: getattr(self, name) for name in named} | dict(self.limits)
 
@@ -189,10 +189,10 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestSums(UsageRow):
-    """Summed single requests, with what daily sums do not have."""
+    """Sums over single requests, with fields that daily sums do not have."""
 
     failed: int = 0  # requests with Outcome.FAILED
-    seconds: float = 0.0  # durations of all requests together
+    seconds: float = 0.0  # total duration of the requests
     outcome: str | None = None
 
     __setstate__ = set_state
@@ -281,7 +281,7 @@ class Refusal(StrEnum):
 class SettlementRejected:
     """A settlement that was not recorded. Repeating it changes nothing. The rest of its batch is not affected.
 
-    With `kept`, the ledger keeps it among the stuck settlements, where an operator finds it.
+    With `kept`, the ledger has stored it as a stuck settlement, for an operator.
     """
 
     request_id: str

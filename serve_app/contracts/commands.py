@@ -76,7 +76,7 @@ class GetAccount(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class ShowAccount(Command[tuple[AccountSnapshot, UsageRow]]):
-    """Returns an account and its total usage in one snapshot: no settlement is in one and not in the other.
+    """Returns an account and its total usage from one snapshot, so both include the same settlements.
 
     Raises AccountNotFound.
     """
@@ -133,9 +133,9 @@ class AddCredit(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class CorrectBalance(Command[AccountSnapshot]):
-    """Adds to the top-ups, or subtracts if negative, to correct a mistake that `memo` names.
+    """Adds `amount` to the top-ups, or subtracts it if negative, to correct a mistake that `memo` names.
 
-    Raises AccountNotFound, InvalidAmount, InvalidValue, Conflict, and InsufficientBalance if less is left.
+    Raises AccountNotFound, InvalidAmount, InvalidValue, Conflict, and InsufficientBalance if the top-ups are too small.
     """
 
     account_id: str
@@ -251,7 +251,7 @@ class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
 
 @dataclass(frozen=True, slots=True)
 class ReadChanges(Command[Changes]):
-    """Returns accounts and keys that changed after version `since`, in version order; 0 starts.
+    """Returns accounts and keys that changed after version `since`, in version order. Start with 0.
 
     Continue from the answer's `version`, at once if it has `more`. No change is missed: versions become visible in
     order. A row that changed twice appears once, with its latest version.
@@ -385,7 +385,7 @@ class ListRecent(Command[UsagePage]):
 
 @dataclass(frozen=True, slots=True)
 class FindReply(Command[StoredReply | None]):
-    """Returns the reply that a settlement of the last 24 hours has stored, or None."""
+    """Returns the reply stored under this key by a settlement of the last 24 hours, or None."""
 
     account_id: str
     idempotency_key: str
@@ -505,7 +505,7 @@ class ListAudit(Command[list[AuditRecord]]):
     """Returns audit records, newest first: operators' changes and reads, failed log-ins and new prices.
 
     `after` is the last record of the previous page. `actor` is part of the actor's name, in any case. A search by actor
-    or action reads at most MAX_SEARCHED records, those before `after`: to search further, pass that number less.
+    or action reads at most MAX_SEARCHED records before `after`: to search further, reduce `after` by MAX_SEARCHED.
     Raises InvalidValue.
     """
 
@@ -558,8 +558,8 @@ class HoldLease(Command[LeaseState]):
     """Takes or renews the lease of a limiter shard: see `accounting/limiter_leases.py`.
 
     `holder` identifies one limiter process. `ended` lists epochs whose process is known to have ended. `over` lists
-    epochs with their renewals that stayed unchanged for as long as they last. `waiting` is the number of requests that
-    wait for the lease.
+    pairs of epoch and renewals that stayed unchanged for the lease's whole duration. `waiting` is the number of
+    requests that wait for the lease.
     """
 
     shard: int

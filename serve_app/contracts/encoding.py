@@ -1,7 +1,7 @@
 """Encodes calls to the limiter and to accounting, and their answers, in MessagePack.
 
-A call is a command, or a list of asks or of settlements. Classes and fields travel by name: a release ignores the
-fields that it does not know, and fills in those that it misses. Nothing is unpickled, so what arrives can't run code.
+A call is a command, or a list of asks or of settlements. Classes and fields are sent by name: a release ignores fields
+that it does not know, and uses defaults for missing fields. Nothing is unpickled, so received data cannot run code.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from serve_app.contracts.commands import Command
 
 
 class Unreadable(Exception):
-    """The call has a value of another type than its class declares, or a class of another release. Nothing ran."""
+    """The call has a value that does not fit its field, or a class that this release does not know. It was not run."""
 
 
 def _commands(base: type[Any] = Command) -> Iterator[type[Any]]:
     for command in base.__subclasses__():
-        if "__slots__" in vars(command):  # a dataclass with slots replaces a class that lives on for a while
+        if "__slots__" in vars(command):  # skips the class that `dataclass(slots=True)` has replaced by a second one
             yield command
             yield from _commands(command)
 
 
-#: What a call or a list of answers consists of. The answers to Status, Announce and Release are no class.
+#: Types of the items in calls and in lists of answers. The answers to Status, Announce and Release are built-in types.
 _ITEMS: Final[dict[str, Any]] = {
     "NoneType": None,
     "bool": bool,
@@ -90,7 +90,7 @@ def call_of(is_list: bool, items: list[_Item]) -> Any:
 
 
 def encode_answer(number: int, answer: Any, *, is_list: bool) -> bytes:
-    """Returns the frame of an answer. Those to a list are a list. An error that is returned is raised at the caller."""
+    """Returns the frame of an answer. The answer to a list is a list. If `answer` is an error, the caller raises it."""
     if isinstance(answer, Exception):
         return encode_error(number, answer)
     return _encoder.encode((number, None, [_encodable(item) for item in answer] if is_list else answer))
@@ -100,7 +100,7 @@ def encode_error(number: int, error: Exception) -> bytes:
     """Returns the frame of a call that failed."""
     try:
         return _encoder.encode((number, _encodable(error), None))
-    except Exception:  # arguments that MessagePack does not know
+    except Exception:  # arguments that MessagePack cannot encode
         return _encoder.encode((number, ("RuntimeError", (repr(error),)), None))
 
 
@@ -138,7 +138,7 @@ def _decoded(item: _Item) -> Any:
         return _decoder(_ITEMS[name]).decode(raw)
     if name in _ERRORS or name == "RuntimeError":
         return _ERRORS.get(name, RuntimeError)(*msgspec.msgpack.decode(raw))
-    raise LookupError(f"this release knows no {name}")
+    raise LookupError(f"this release does not know {name}")
 
 
 @cache

@@ -67,7 +67,7 @@ class LedgerUnavailable(LedgerError):
 
 
 class SchemaMismatch(LedgerError):
-    """A newer release than this one has migrated the database."""
+    """This release does not run on the database's schema."""
 
 
 class SpoolFull(LedgerError):

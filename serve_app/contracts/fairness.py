@@ -1,4 +1,4 @@
-"""Counts the accounts' queued work where each account has its turn."""
+"""Counts the work in a fair queue."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def count_fairly(amounts: Collection[int], least: float) -> float:
 
     In a fair queue, work that an account queues beyond this cap delays only its own requests.
     """
-    whole, others = sum(amounts), max(1, len(amounts) - 1)
-    return sum(min(amount, max(least, 2 * (whole - amount) // others)) for amount in amounts)
+    total, others = sum(amounts), max(1, len(amounts) - 1)
+    return sum(min(amount, max(least, 2 * (total - amount) // others)) for amount in amounts)

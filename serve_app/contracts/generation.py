@@ -18,7 +18,7 @@ _BEGINNING: Final = 256  # characters or tokens of a raw prompt that identify it
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context length was reached
-    ABORT = "abort"  # the caller cancelled, or the engine has ended: nothing more of it comes
+    ABORT = "abort"  # the caller cancelled, or the engine has ended
     DEADLINE = "deadline"  # the request waited in the queue for too long
     ERROR = "error"  # the engine failed on this request
 
@@ -111,7 +111,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the reply, besides the model's end-of-sequence tokens
     include_stop_str_in_output: bool = False  # the stop string or token is part of the reply
     shown: tuple[str, ...] = ()  # special tokens whose names appear in the text; other special tokens produce no text
-    mark: str = ""  # text up to whose first occurrence `Finished.marked_tokens` counts
+    mark: str = ""  # `Finished.marked_tokens` counts the tokens up to the first occurrence of this text
     seed: int | None = None
     min_tokens: int = 0  # minimum number of tokens before an end-of-sequence token or stop string
     ignore_eos: bool = False
@@ -128,15 +128,15 @@ class SamplingParams:
 class Started(Message, frozen=True):
     """The sequence has left the queue and its first prefill chunk runs.
 
-    An engine that learns `cached_tokens` only with the first token sends it again then, without `said_text`.
+    An engine that learns `cached_tokens` only with the first token then sends a second Started, without `said_text`.
     """
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens that were not computed again
     fingerprint: str = ""  # identifies the weights and everything else that determines replies; set by the replica
     replica: str = ""  # name of the replica; set by the replica
-    said: int = 0  # tokens of an earlier reply in the request, which this replica continues
-    said_text: str = ""  # text of these tokens, as far as it is certain; stays in the replica
+    said: int = 0  # number of tokens in `GenerateCall.said`
+    said_text: str = ""  # text of these tokens that later tokens cannot change; stays in the replica
 
 
 class TokenLogprob(Message, frozen=True):
@@ -157,8 +157,8 @@ class Delta(Message, frozen=True):
 
     `tokens` has this delta's tokens, only if `SamplingParams.logprobs` requests them. Held-back text may follow in a
     later delta. `token_ids` has this delta's token ids, only if `SamplingParams.token_ids` requests them. In that case
-    `is_last` marks the delta with which the reply ends. Every other delta of such a reply has all text that is certain
-    with its tokens. Another engine that receives these and the earlier tokens as `said` therefore continues the reply.
+    `is_last` marks the delta with which the reply ends. Every other delta of such a reply has all text that its tokens
+    make certain. Another engine can therefore continue the reply from its tokens so far, given as `said`.
     """
 
     text: str
@@ -182,8 +182,8 @@ class Finished(Message, frozen=True):
 class PromptScored(Message, frozen=True):
     """The next tokens of the prompt, if `SamplingParams.prompt_logprobs` requests them.
 
-    All of them come after `Started` and before the first Delta. No token precedes the first one: it has a `logprob` of
-    0 without meaning.
+    All of them come after `Started` and before the first Delta. The `logprob` of the first token is 0 and has no
+    meaning, because no token precedes it.
     """
 
     tokens: tuple[TokenLogprob, ...]
@@ -262,14 +262,14 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class RawPrompts:
-    """Prompts that no chat template renders. Each gets the same number of choices.
+    """Prompts to which no chat template applies. Each gets the same number of choices.
 
-    Names of special tokens in a text become these tokens, unless there is a `suffix`.
+    The name of a special token in a text is encoded as that token, unless there is a `suffix`.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]  # texts or token ids
     suffix: str | None = None  # text after the reply; the model must have tokens for filling in the middle
-    special_tokens: bool = True  # a text gets the tokens that the tokenizer adds, such as one for the beginning
+    special_tokens: bool = True  # the tokenizer adds its special tokens to a text, such as a beginning-of-text token
     echo: bool = False  # the reply begins with PromptEcho
     scored: bool = False  # with `echo`: PromptEcho has the log-probabilities of the prompt's tokens
 
@@ -286,8 +286,8 @@ class GenerateCall:
     """Requests a reply with `n` choices from a replica.
 
     `credit` is the hold in nano-units. It must pay for every prompt once and for the output budget of every choice.
-    `tools` are the request's tools, as the API defines them. The model may call the one that `function` names, or those
-    that `functions` names, or else all of them.
+    `tools` are the request's tools, as the API defines them. If `function` is given, the model may call only that one.
+    If `functions` is given, it may call only those. Otherwise, it may call all of them.
     """
 
     request_id: str
@@ -298,7 +298,7 @@ class GenerateCall:
     continue_final: bool = False
     settle_after_s: float = 2.0  # seconds that a replica waits after a disconnect before it settles for a dead gateway
     weight: float = 1.0  # the account's weight in the engine's fair queue
-    # Seconds after the call, because clocks differ between machines. A request that still waits then ends.
+    # Seconds from the call, because clocks differ between machines. A request that still waits after this time ends.
     first_token_within_s: float | None = None
     n: int = 1
     tools: tuple[dict[str, Any], ...] = ()
@@ -311,7 +311,7 @@ class GenerateCall:
     reply_id: str = ""  # with `said`: the id under which the reply began
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the model's chat template
     reasoning_effort: str | None = None  # one of REASONING_EFFORTS
-    raw: RawPrompts | None = None  # in place of messages; `n` counts the choices of all prompts, in their order
+    raw: RawPrompts | None = None  # instead of messages; `n` counts the choices of all prompts, in their order
 
     __setstate__ = set_state
 
@@ -339,12 +339,12 @@ class Rejection(StrEnum):
     ADAPTER = "adapter"  # the backend is an adapter that its replicas do not have or could not load
 
 
-#: The backend's fault: another backend may take the request.
+#: Rejections that are the backend's fault: another backend may take the request.
 OF_THE_BACKEND: Final = (Rejection.QUEUE_FULL, Rejection.CLOSED, Rejection.ADAPTER)
 
 
 class Rejected(Message, frozen=True):
-    """The only event of a request that did not run, except for `Started` if its engine refused it only then.
+    """The last event of a request that did not run. It is the only event, unless the engine rejects after `Started`.
 
     Nothing was generated, and nothing is billed.
     """
@@ -396,8 +396,8 @@ class TokenizeCall:
     reasoning_effort: str | None = None
     continue_final: bool = False
     add_generation_prompt: bool = True  # False: without the beginning of the assistant's turn
-    text: str | None = None  # names of special tokens in it count as these tokens
-    add_special_tokens: bool = True  # with `text`: also the tokens that the tokenizer puts around a text
+    text: str | None = None  # the name of a special token in it is encoded as that token
+    add_special_tokens: bool = True  # with `text`: also the special tokens that the tokenizer puts around a text
     token_ids: tuple[int, ...] | None = None
     only_count: bool = False  # leaves out the ids
     with_names: bool = False  # includes the names of the tokens
@@ -423,7 +423,7 @@ class Tokenized:
 
 
 BackendEvent = Event | Rejected | ReplyParts | ChoiceEnded
-"""With several choices, Finished counts all of them; its `marked_tokens` are those of reasoning."""
+"""With several choices, Finished counts the tokens of all of them. Its `marked_tokens` are the reasoning tokens."""
 
 
 def _callable(call: GenerateCall | TokenizeCall) -> tuple[dict[str, Any], ...]:

@@ -1,4 +1,4 @@
-"""Queues between the callbacks of an event loop and its coroutines, for items that stream through in great number."""
+"""Queues between the callbacks of an event loop and its coroutines, for large numbers of items."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KEYS_PER_TURN: Final = 32  # about a millisecond of work
 class Inbox(Generic[Item]):
     """Items in the order of their arrival. Belongs to one event loop, and only one coroutine reads it.
 
-    asyncio.Queue and asyncio.timeout ask for the running loop at every step, which is a system call (Python 3.11). For
-    an item that streams through, this would cost more than all else.
+    asyncio.Queue and asyncio.timeout look up the running loop at every step, which is a system call (Python 3.11). For
+    streamed items, this would cost more than all other work on them.
     """
 
     __slots__ = ("_arrived", "_loop", "items")
@@ -26,7 +26,7 @@ class Inbox(Generic[Item]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.items: deque[Item] = deque()
         self._loop = loop
-        self._arrived: asyncio.Future[None] | None = None  # of the reader that waits
+        self._arrived: asyncio.Future[None] | None = None  # for which the reader waits; None: it does not wait
 
     def put(self, item: Item) -> None:
         self.items.append(item)
@@ -59,10 +59,10 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 class Turns(Generic[Key, Item]):
-    """Hands out items by key: in each turn of the event loop those of a few keys, so that other work runs in between.
+    """Hands out items by key. Each turn of the event loop handles a few keys, so that other work runs in between.
 
-    Items that wait leave together with the earlier ones of their key. So a loop that falls behind hands out the same
-    items in fewer pieces.
+    All waiting items of a key are handed out together. A loop that falls behind therefore hands out fewer, larger
+    pieces.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hand_out: Callable[[Key, list[Item]], None]) -> None:

@@ -16,12 +16,12 @@ MAX_RETRY_AFTER_S: Final = 60.0  # client libraries do not wait much longer
 HEARTBEAT_S: Final = 0.5  # between a gateway's renewals of its holds
 # Maximum age of a grant after its ask was sent. The gateway discards later grants: a new limiter may have taken over.
 GRANT_TRUST_S: Final = 2.0
-# Seconds for which a limiter that takes over waits for earlier holds: the last grant, then two heartbeats.
+# Seconds that a new limiter waits until gateways have announced all earlier holds: the last grant, then two heartbeats.
 RECOVERY_S: Final = GRANT_TRUST_S + 2 * HEARTBEAT_S
 
 
 def owner_of(holder: str, shard: int) -> str:
-    """Returns the owner name of this gateway's and limiter shard's holds that are posted in the ledger."""
+    """Returns the owner, in the ledger, of the holds that the gateway `holder` posts for a limiter shard."""
     return f"{holder}/{shard}"
 
 
@@ -44,7 +44,7 @@ class Admit:
     output_price: int
     backend: str = ""  # the application that will run it
     idempotency_key: str | None = None
-    look_up: bool = True  # False: UnknownKey for a key that is not known yet, without a ledger query
+    look_up: bool = True  # False: returns UnknownKey for a key that is not known yet, instead of querying the ledger
     address: str = ""  # the client's address, not parsed yet; required for a key with allowed addresses
 
     __setstate__ = set_state
@@ -173,7 +173,7 @@ class OpenHold:
     max_tokens: int
     backend: str = ""
     idempotency_key: str | None = None
-    opened_at: float = 0.0  # Unix time, no earlier than the start that is settled; 0: sent by an earlier release
+    opened_at: float = 0.0  # Unix time, not before the settlement's `started_at`; 0: sent by an earlier release
 
     __setstate__ = set_state
 
@@ -341,7 +341,7 @@ class LiveGateway:
 
 @dataclass(frozen=True, slots=True)
 class LiveReport:
-    """State of one limiter shard. `backends` and `gateways` are alike in all, because they report to every shard."""
+    """State of one limiter shard. All shards have the same `backends` and `gateways`, which report to each of them."""
 
     admits: bool
     open_requests: int

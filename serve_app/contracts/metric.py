@@ -33,7 +33,7 @@ class Metric:
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
     def rows(self, served: Iterable[Mapping[str, str]] = ({},)) -> list[tuple[str, ...]]:
-        """Returns the possible rows of labels: the values of `known`, for each of these values of the other labels."""
+        """Returns the rows of label values: for each of `served`, all combinations with the values in `known`."""
         found: dict[tuple[str, ...], None] = {}
         for given in served:
             values = [(given[label],) if label in given else self.known[label] for label in self.labels]
@@ -52,4 +52,4 @@ class Metrics(Protocol):
     def set(self, gauge: Metric, value: float, *labels: str) -> None: ...
 
     def export_zeros(self, declared: Iterable[Metric], served: Iterable[Mapping[str, str]] = ({},)) -> None:
-        """Exports counters and histograms before their first event, for `known` and these values of other labels."""
+        """Exports counters and histograms as 0 before their first event, for each of `Metric.rows(served)`."""

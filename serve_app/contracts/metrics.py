@@ -111,7 +111,7 @@ BACKEND_WEIGHT: Final = Metric(
 )  # fmt: skip
 BACKEND_EJECTED: Final = Metric(
     "gauge", "serve_app_backend_ejected", "backends",
-    "1: the gateway gives a backend none of the identifier's requests, because they failed or were late; else 0",
+    "1 while the gateway gives the backend none of the identifier's requests, because they failed or were late; else 0",
     ("model", "backend"),
 )  # fmt: skip
 BACKEND_EJECTIONS: Final = Metric(
@@ -170,7 +170,7 @@ REVENUE: Final = Metric(
 )
 UNCOLLECTED: Final = Metric("counter", "serve_app_uncollected", "units of currency", "Charges that no balance covered")
 LEDGER_LAG: Final = Metric(
-    "histogram", "serve_app_ledger_lag_seconds", "seconds", "End of a request to its commit in the ledger"
+    "histogram", "serve_app_ledger_lag_seconds", "seconds", "Time from the end of a request to its commit in the ledger"
 )
 STUCK: Final = Metric(
     "gauge", "serve_app_stuck_settlements", "settlements", "Settlements that the ledger could not book"
@@ -199,7 +199,7 @@ KV_BLOCKS_TOTAL: Final = Metric("gauge", "serve_app_kv_blocks_total", "blocks", 
 ENGINE_STEPS: Final = Metric("counter", "serve_app_engine_steps", "steps", "Steps of the model")
 ENGINE_STEP_SECONDS: Final = Metric("counter", "serve_app_engine_step_seconds", "seconds", "Time in steps")
 ENGINE_STEP_ROWS: Final = Metric(
-    "counter", "serve_app_engine_step_sequences", "sequences", "Sequences in steps; over steps: the mean batch"
+    "counter", "serve_app_engine_step_sequences", "sequences", "Sequences in steps; divided by steps: the mean batch"
 )
 ENGINE_PROMPT_TOKENS: Final = Metric(
     "counter", "serve_app_engine_prompt_tokens", "tokens", "Prompt tokens of started requests, including cached tokens"

@@ -141,7 +141,8 @@ class PriceVersion:
 def price_at(prices: Sequence[PriceVersion], now: float, configured: Price | None = None) -> Price:
     """Returns the price in effect. `prices` are ordered by (effective_at, version); at equal times the later applies.
 
-    Before the first of them, the configured price applies, or else the first: clocks of two machines differ.
+    Before the first of them, the configured price applies. Without one, the first applies early, because the clocks of
+    two machines differ.
     """
     for one in reversed(prices):
         if one.effective_at <= now:

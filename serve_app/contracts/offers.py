@@ -1,4 +1,4 @@
-"""What the service offers, as its gateway knows it: for the page at `/`."""
+"""The models, prices and addresses that the gateway shows on the page at `/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """`base` is the service's address as the browser sees it; `root`, the console's path."""
+    """Data of the page. `base` is the service's address as the browser sees it. `root` is the console's path."""
 
     base: str
     root: str

@@ -1,4 +1,7 @@
-"""Operations of operators in the console: accounts, the whole service, notes, notices, and credit that two approve."""
+"""Operations of operators in the console: accounts, service usage, notes, announcements, and credits for approval.
+
+The console calls announcements "notices".
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class PendingCredit:
     memo: str
     asked_by: str
     asked_at: float
-    booked: bool = False  # without a second operator
+    booked: bool = False  # booked without a second operator
     decided_by: str | None = None
     decided_at: float | None = None  # None: pending
     approved: bool | None = None
@@ -38,9 +41,9 @@ class PendingCredit:
 class SetOperatorRole(Command[Person]):
     """Sets an operator's role; None removes it. All sessions of the person end.
 
-    A role is given to a member of `account_id`, a staff account. The address alone proves nothing: a manager of an
-    account can invite any address and accept the invitation. Raises InvalidValue for an unknown address or role, and
-    for a person who is not a member.
+    A role is given to a member of `account_id`, a staff account. The e-mail address alone proves nothing: an owner of
+    another account can invite any address and accept the invitation. Raises InvalidValue for an unknown e-mail address
+    or role, and for a person who is not a member.
     """
 
     email: str
@@ -70,9 +73,9 @@ class AccountsPage:
 class SearchAccounts(Command[AccountsPage]):
     """Returns up to `limit` accounts in one of ORDERS, by part of the name (in any case) or the beginning of the id.
 
-    `below` is an amount in nano-units that the balance on the books does not reach. `day_from` (YYYY-MM-DD) begins the
-    usage that is summed; with `spending`, only accounts that were charged since then match (False: only the others).
-    `after` is the last account of the previous page. Raises AccountNotFound for it, and InvalidValue.
+    With `below`, only accounts match whose balance on the books is below this amount (nano-units). Usage is summed from
+    `day_from` (YYYY-MM-DD) on; with `spending`, only accounts that were charged since then match (False: only the
+    others). `after` is the last account of the previous page. Raises AccountNotFound for it, and InvalidValue.
     """
 
     text: str
@@ -105,7 +108,7 @@ class ServiceUsage:
     days: tuple[UsageRow, ...]  # one row per day with a request
     active: int  # accounts with a request
     top: tuple[SpendingAccount, ...]  # accounts that were charged most, largest first
-    currency: str  # of all accounts; empty: there is none yet
+    currency: str  # the ledger's currency; empty: not set yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ class Uncharged:
 
 @dataclass(frozen=True, slots=True)
 class ListUncharged(Command[list[Uncharged]]):
-    """Returns the latest settled requests without a charge of all accounts, newest first.
+    """Returns the latest settled requests of all accounts that were not charged, newest first.
 
     These are the failed requests, those cancelled before any output, and those of a free model.
     """
@@ -193,7 +196,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class AddNote(Command[Note]):
-    """Adds a note. The same `once` adds it once. Raises AccountNotFound, InvalidValue."""
+    """Adds a note. `once` is an idempotency key. Raises AccountNotFound, InvalidValue."""
 
     account_id: str
     text: str
@@ -211,7 +214,7 @@ class ListNotes(Command[list[Note]]):
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A notice of the operators to customers, shown above their pages."""
+    """An announcement of the operators to customers, shown above their pages."""
 
     announcement_id: str
     text: str
@@ -224,7 +227,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class PublishAnnouncement(Command[Announcement]):
-    """Shows a notice from `starts_at` on; None: from now on. The same `once` publishes it once.
+    """Shows an announcement from `starts_at` on; None: from now on. `once` is an idempotency key.
 
     Raises AccountNotFound, InvalidValue.
     """
@@ -240,7 +243,7 @@ class PublishAnnouncement(Command[Announcement]):
 
 @dataclass(frozen=True, slots=True)
 class EndAnnouncement(Command[None]):
-    """Ends a notice now; harmless to repeat. Raises InvalidValue for an unknown id."""
+    """Ends an announcement now; harmless to repeat. Raises InvalidValue for an unknown id."""
 
     announcement_id: str
     audit: Audit
@@ -248,7 +251,7 @@ class EndAnnouncement(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class ListAnnouncements(Command[list[Announcement]]):
-    """Returns the present and future notices, latest start first; with `ended`, also those that have ended."""
+    """Returns the present and future announcements, latest start first; with `ended`, also those that have ended."""
 
     ended: bool = False
     limit: int = 50
@@ -256,11 +259,11 @@ class ListAnnouncements(Command[list[Announcement]]):
 
 @dataclass(frozen=True, slots=True)
 class AskCredit(Command[PendingCredit]):
-    """Requests a credit that waits for a second operator.
+    """Requests a credit. It waits for a second operator, unless the requester may give it alone.
 
-    It is booked at once if the total is at most `alone`. The total is this credit and the credits that this operator
-    gave alone in the last 24 hours, to any account. With the same `once`, a repetition changes nothing and returns the
-    outcome of the first. Raises AccountNotFound, Conflict, InvalidAmount, InvalidValue.
+    That is the case if the requester's total is at most `alone`: this credit and the credits that the requester gave
+    alone in the last 24 hours, to any account. `once` is an idempotency key: a repetition changes nothing and returns
+    the first outcome. Raises AccountNotFound, Conflict, InvalidAmount, InvalidValue.
     """
 
     account_id: str

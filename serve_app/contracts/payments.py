@@ -11,7 +11,7 @@ from serve_app.contracts.commands import Command
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """A payment was received. `reference` is the provider's name for the payment, which is booked once."""
+    """A payment was received. `reference` is the provider's id of the payment, under which it is booked once."""
 
     account_id: str
     amount: int
@@ -31,8 +31,8 @@ class Saved:
     method: str
 
 
-#: A chargeback is a refund that the customer's bank has ordered. A reinstatement returns its money to us, if the bank
-#: decides so.
+#: A chargeback is a refund that the customer's bank has ordered. A reinstatement reverses a chargeback, if the bank
+#: decides for the seller.
 ReturnKind = Literal["refund", "chargeback", "reinstatement"]
 
 
@@ -52,12 +52,13 @@ class Returned:
 class ReturnPayment(Command[int | None]):
     """Deducts returned money from the account's payments. Returns the nano-units that were already spent.
 
-    The same idempotency key deducts once; a repetition returns 0 and changes nothing. None: the payment or chargeback
-    that it reverses is not booked, and no money is moved. If `final`, the audit log then has the return, once, for an
-    operator to correct the balance. A chargeback also suspends the account and turns
-    recharging off. A refund pauses recharging, which would charge the money again at once. A reinstatement restores
-    what its chargeback took, less the part that the chargeback could not take. The account stays suspended. Raises
-    AccountNotFound, InvalidAmount.
+    The same idempotency key deducts once; a repetition returns 0 and changes nothing. If the payment or chargeback that
+    it reverses is not booked, the command moves no money and returns None. With `final`, it then records the return in
+    the audit log, once, so that an operator can correct the balance.
+
+    A chargeback also suspends the account and turns recharging off. A refund pauses recharging, which would otherwise
+    charge the money again at once. A reinstatement restores what its chargeback took, less the part that the chargeback
+    could not take. The account stays suspended. Raises AccountNotFound, InvalidAmount.
     """
 
     account_id: str
@@ -66,4 +67,4 @@ class ReturnPayment(Command[int | None]):
     reverses: str  # idempotency key of the payment, or of the chargeback
     audit: Audit
     kind: ReturnKind = "refund"
-    final: bool = False  # the payment's own report is not expected any more
+    final: bool = False  # a report of the payment itself is no longer expected

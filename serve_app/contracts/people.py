@@ -20,16 +20,16 @@ Role = Literal["owner", "member", "billing"]
 ROLES: Final = ("owner", "member", "billing")
 OPERATOR_ROLES: Final = ("admin", "support", "finance", "read-only")
 MAX_INVITATIONS_A_DAY: Final = 20  # of an account, by its owners, in any 24 hours
-RESET: Final = "reset "  # begins what is stored instead of a password's hash while its person may choose a new one
+RESET: Final = "reset "  # prefix of `reset_text`, which is stored instead of a password's hash
 
 
 def reset_text(token: str, expires_at: float) -> str:
-    """Returns what is stored instead of a password while the holder of `token` may choose one."""
+    """Returns the text to store instead of a password's hash while the holder of `token` may choose a new password."""
     return f"{RESET}{int(expires_at)} {digest(token)}"
 
 
 def new_reset_token(email: str) -> str:
-    """Returns a new token for a person's link. It begins with the address, so that the page finds the person."""
+    """Returns a new token for a person's link. It begins with the e-mail address, so that the page finds the person."""
     name = base64.urlsafe_b64encode(email.strip().lower().encode()).decode().rstrip("=")
     return f"{name}.{secrets.token_urlsafe(32)}"
 
@@ -53,7 +53,7 @@ class Person:
     created_at: float
     roles: Mapping[str, str] = field(default_factory=dict)
     operator_role: str | None = None
-    password: str = field(default="", repr=False)  # an argon2 hash, or as `reset_text`; empty: none
+    password: str = field(default="", repr=False)  # an argon2 hash, or a `reset_text`; empty: none
     totp_secret: str | None = field(default=None, repr=False)
     totp_step: int = 0  # step of the last accepted code: no code is accepted twice
     issuers: tuple[str, ...] = ()  # issuers of the person's identities
@@ -91,10 +91,10 @@ class SignedIn:
 
 @dataclass(frozen=True, slots=True)
 class InvitePerson(Command[Invitation]):
-    """Invites a person, and revokes earlier open invitations of the address to this account.
+    """Invites a person, and revokes earlier open invitations of the e-mail address to this account.
 
-    Raises AccountNotFound, InvalidValue, and Conflict for the address of an existing member. If `by_owner`, it also
-    raises Conflict after MAX_INVITATIONS_A_DAY.
+    Raises AccountNotFound, InvalidValue, and Conflict for the e-mail address of an existing member. If `by_owner`, it
+    also raises Conflict after MAX_INVITATIONS_A_DAY.
     """
 
     account_id: str
@@ -126,16 +126,16 @@ class RevokeInvitation(Command[Invitation]):
 
 @dataclass(frozen=True, slots=True)
 class AcceptInvitation(Command[Person]):
-    """Creates the person and uses up the invitation. The audit log records it under the person's address.
+    """Creates the person and uses up the invitation. The audit log records it under the person's e-mail address.
 
     Without a password, the person signs in with the identity. Raises InvalidValue for an invitation that cannot be
-    accepted, and Conflict for an address or an identity that is taken.
+    accepted, and Conflict for an e-mail address or an identity that is already in use.
     """
 
     digest: str = field(repr=False)
     name: str
     password: str = field(repr=False)
-    address: str | None = None
+    address: str | None = None  # IP address of the caller, for the audit log
     identity: Identity | None = None
 
 
@@ -145,7 +145,7 @@ class JoinAccount(Command[Person]):
 
     digest: str = field(repr=False)
     user_id: str
-    address: str | None = None
+    address: str | None = None  # as in AcceptInvitation
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,10 @@ class FindIdentity(Command[Person | None]):
 
 @dataclass(frozen=True, slots=True)
 class LinkIdentity(Command[Person]):
-    """Links an identity, with which the person can sign in. Harmless to repeat. Raises Conflict if it is taken."""
+    """Links an identity, so that the person can sign in with it. Raises Conflict if it belongs to another person.
+
+    Harmless to repeat.
+    """
 
     user_id: str
     identity: Identity
@@ -217,9 +220,9 @@ class ListPeople(Command[tuple[list[Person], list[Invitation]]]):
 
 @dataclass(frozen=True, slots=True)
 class SuspendPerson(Command[Person]):
-    """Suspends a person, which ends all sessions and prevents signing in, or lifts it.
+    """Suspends a person, or lifts the suspension. A suspension ends all sessions and prevents signing in.
 
-    Raises InvalidValue for an unknown address.
+    Raises InvalidValue for an unknown e-mail address.
     """
 
     email: str
@@ -229,9 +232,10 @@ class SuspendPerson(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class ResetPerson(Command[Person]):
-    """Turns off the one-time codes of a person and ends all sessions. Raises InvalidValue for an unknown address.
+    """Turns off the one-time codes of a person and ends all sessions.
 
-    With a `password`, which is a `reset_text`, the present password and the passkeys no longer work either.
+    With a `password`, which is a `reset_text`, the present password and the passkeys no longer work either. Raises
+    InvalidValue for an unknown e-mail address.
     """
 
     email: str
@@ -241,11 +245,11 @@ class ResetPerson(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class ChangePerson(Command[Person]):
-    """Sets `password` or `totp_secret`, and ends every session but `keep`.
+    """Sets `password` or `totp_secret`, and ends every session except `keep`.
 
-    `password` changes only while the stored one is `before`, unless `before` is None; passkeys are then removed. A new
-    `totp_secret` replaces the recovery codes by those with the digests `recovery`; `totp_step` is that of the code that
-    proved it, which is not accepted again. Raises InvalidValue.
+    With `before`, the stored password must be `before`, and the passkeys are removed. A new `totp_secret` replaces the
+    recovery codes with those whose digests are `recovery`. `totp_step` is the step of the code that confirmed the new
+    secret; this code is not accepted again. Raises InvalidValue.
     """
 
     user_id: str
@@ -264,9 +268,9 @@ class OpenSession(Command[SignedIn]):
     """Opens a session. Raises InvalidValue for a suspended person, and for a code whose `totp_step` has been used.
 
     `password` is the stored hash that was checked. With it, the command also raises InvalidValue if the password was
-    changed meanwhile, or codes were turned on. `recovery` is the digest of a recovery code, which is used up in place
-    of a one-time code. `passkey` is the id of the passkey that was checked, with its new count. Both raise InvalidValue
-    if they are gone meanwhile.
+    changed meanwhile, or codes were turned on. `recovery` is the digest of a recovery code, which is used up instead of
+    a one-time code. `passkey` is the id of the passkey that was checked, with its new count. A code or passkey that was
+    removed meanwhile raises InvalidValue.
     """
 
     user_id: str

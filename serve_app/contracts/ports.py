@@ -39,7 +39,8 @@ class AccountingPort(BooksPort, Protocol):
     async def settle(self, settlements: list[Settlement]) -> Sequence[SettleAnswer]:
         """Settles durably before it returns; idempotent by request id.
 
-        LedgerUnavailable in place of an answer: it is unknown whether it settled. Settle again with the same id.
+        If an answer is LedgerUnavailable, it is unknown whether that settlement was committed. Settle it again with the
+        same id.
         """
 
 
@@ -53,7 +54,7 @@ class BackendPort(Protocol):
         """
 
     async def tokenize(self, backend: str, call: TokenizeCall) -> Tokenized | Rejected:
-        """Returns tokens or their text, by any replica of a backend. Raises BackendUnavailable."""
+        """Returns tokens or their text, from any replica of a backend. Raises BackendUnavailable."""
 
     async def fingerprint(self, backend: str) -> str:
         """Returns the fingerprint of a backend's weights, the same as in Started. Raises BackendUnavailable."""

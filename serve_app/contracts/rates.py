@@ -8,15 +8,15 @@ from math import inf
 from typing import Final
 
 WINDOW_S: Final = 60.0
-_SLACK_S: Final = 1e-6  # tolerates float rounding: a millionth of a second of the rate, once, not for each request
+_SLACK_S: Final = 1e-6  # tolerance for float rounding; it does not add up over requests
 
 
 class Bucket:
     """A limit of `limit` units in each window, a minute by default, with a burst of one window's worth.
 
     The state is the theoretical arrival time: the moment at which all charges so far have drained. The time until then
-    is the part of the window in use. `charge` also returns a cost in seconds. If the limit changes between a charge and
-    its correction, the part in use therefore stays: half full stays half full.
+    is the part of the window in use. Costs are in seconds too. A change of the limit therefore keeps the part in use: a
+    half-full bucket stays half full.
 
     Source: ITU-T I.371 annex A, virtual scheduling, with an increment in proportion to each cell's cost. Times are
     seconds of any one clock that never runs backwards. Exact to the unit up to ten million units a minute.
@@ -99,7 +99,7 @@ class Rates:
         return len(self._buckets)
 
     def wait_s(self, *limits: tuple[str, int]) -> float:
-        """Returns the seconds until one unit fits under every name, 0 if it fits now. Keeps nothing."""
+        """Returns the seconds until one unit fits under every name, 0 if it fits now. Changes nothing."""
         now = self._clock()
         return max(self._buckets.get(name, _EMPTY).wait_s(now, 1) for name, _ in limits)
 

@@ -44,7 +44,7 @@ class Recharge:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One payment. Amount, payer and payment method are as they were when it began."""
+    """One payment. Amount, payer and payment method are as they were when the attempt began."""
 
     attempt_id: str  # also the payment's idempotency key
     account_id: str
@@ -189,9 +189,9 @@ class EndAttempt(Command[None]):
 class RecordOutcome(Command[None]):
     """Records the outcome of an attempt; open: still unknown. Harmless to repeat, and for an unknown attempt.
 
-    A success is final, and may also follow a failure. A failure pauses recharging and creates a notice to the owners,
-    the billing members, and the targets of the account's balance alerts. An attempt that is still unknown when its
-    payment may no longer be ordered does the same.
+    A success is final, and may also follow a failure. A failure pauses recharging and creates notices to the owners,
+    the billing members, and the targets of the account's balance alerts. So does an outcome that is still unknown when
+    the payment may no longer be ordered.
 
     `paid` is the provider's report of a success. If a restored ledger lacks the attempt, it is recorded from `paid`, so
     that it counts towards its month's cap.

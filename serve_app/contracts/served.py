@@ -1,7 +1,7 @@
-"""Served models as the ledger has them: traffic shares, identifiers, prices and backends besides `config.yaml`.
+"""Served models in the ledger, in addition to `config.yaml`: traffic shares, identifiers, prices and backends.
 
-Times are Unix seconds. `config.yaml` applies to its own identifiers, but a row of traffic overrides its weights and a
-price in effect overrides its price.
+Times are Unix seconds. `config.yaml` applies to its own identifiers, but a row of traffic in the ledger overrides its
+weights, and a price that is in effect overrides its price.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class ModelSpec:
     context_length: Tokens  # prompt and reply together
     max_output: Tokens  # per choice
     first_token_target_s: Seconds = 5.0
-    output_token_target_s: Seconds = 0.2  # the mean of a reply
+    output_token_target_s: Seconds = 0.2  # for the mean over a reply
     recommended_temperatures: Mapping[str, Temperature] = field(default_factory=dict)  # by use
     sampling: SamplingDefaults = SamplingDefaults()
     fallback: str | None = None  # backend that answers while the weighted backends have no capacity
-    aliases: tuple[str, ...] = ()  # further names for clients; one with * at its end stands for all that begin so
+    aliases: tuple[str, ...] = ()  # further names for clients; `gpt-*` stands for all names that begin with `gpt-`
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A backend deployed by command. Its name permanently stands for these args and options."""
+    """A backend deployed by command. The args and options of a name never change."""
 
     name: str  # the Serve application, without adapter
     version: int
@@ -147,5 +147,5 @@ def check_aliases(aliases: Mapping[str, Sequence[str]]) -> None:
 
 def raised(weights: Mapping[str, int], before: Mapping[str, int]) -> set[str]:
     """Returns the backends whose share is larger than before."""
-    whole, whole_before = sum(weights.values()), max(1, sum(before.values()))
-    return {name for name, weight in weights.items() if weight * whole_before > before.get(name, 0) * whole}
+    total, total_before = sum(weights.values()), max(1, sum(before.values()))
+    return {name for name, weight in weights.items() if weight * total_before > before.get(name, 0) * total}

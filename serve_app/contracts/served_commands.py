@@ -17,7 +17,7 @@ from serve_app.contracts.served import Backend, ModelSpec, Served, ServedModel, 
 
 @dataclass(frozen=True, slots=True)
 class ReadServed(Command[Served | None]):
-    """Returns what is served, or None if nothing has changed since version `after`; -1 starts."""
+    """Returns what is served, or None if nothing has changed since version `after`. Start with -1."""
 
     after: int = -1
 
@@ -26,9 +26,9 @@ class ReadServed(Command[Served | None]):
 class SetTraffic(Command[Traffic]):
     """Sets the weights of an identifier's backends; a weight of 0 omits the backend.
 
-    `expected` is the version of the identifier's traffic to be replaced, 0 for none. `configured` has the weights in
-    `config.yaml`, for an identifier that is there. If they applied until now, they become a row too, so that a rollback
-    finds them. For such an identifier, empty weights restore those in `config.yaml`.
+    `expected` is the version of the identifier's traffic to be replaced, 0 for none. For an identifier in
+    `config.yaml`, `configured` has its weights there. If those applied until now, they are stored as a row too, so that
+    a rollback can restore them. For such an identifier, empty `weights` restore the weights in `config.yaml`.
 
     Raises ModelNotFound, InvalidValue, and Conflict if another change came first or a backend is retired.
     """
@@ -45,7 +45,7 @@ class SetTraffic(Command[Traffic]):
 class RollBackTraffic(Command[Traffic]):
     """Restores the weights from before the roll-out: `Traffic.before`. A second rollback goes back one more roll-out.
 
-    A rollback of a version that is already rolled back returns the existing rollback, so several processes may decide
+    A rollback of a version that is already rolled back returns the existing rollback, so several processes may request
     it at once. Raises ModelNotFound, InvalidValue, and Conflict if a different change came first, if there is nothing
     to restore, or if a backend is retired.
     """
@@ -58,7 +58,7 @@ class RollBackTraffic(Command[Traffic]):
 
 @dataclass(frozen=True, slots=True)
 class ListTraffic(Command[list[Traffic]]):
-    """Returns the rows of an identifier, newest first, before version `before`; none if there never were any."""
+    """Returns the rows of an identifier, newest first, before version `before`. An unknown identifier has no rows."""
 
     identifier: str
     before: int | None = None
@@ -69,7 +69,7 @@ class ListTraffic(Command[list[Traffic]]):
 class DeployBackend(Command[Backend]):
     """Adds a backend, or restores a retired one with the same args and options.
 
-    Raises InvalidValue, and Conflict if the name stands for other args or options.
+    Raises InvalidValue, and Conflict if the name has different args or options.
     """
 
     name: str

@@ -15,12 +15,12 @@ from serve_app.contracts.people import Person
 LINK_S: Final = 600.0  # seconds for which a sign-in link works
 RECOVERY_CODES: Final = 10  # of a person
 MAX_PASSKEYS: Final = 20  # of a person
-SIGN_UP: Final = "sign-up"  # the actor of starting credits
+SIGN_UP: Final = "sign-up"  # actor, in the audit log, of the credit that a new account gets at sign-up
 
 
 @dataclass(frozen=True, slots=True)
 class SignInLink:
-    """A link that signs in the first person of an account. `person` is None until the account has one."""
+    """A link that signs in an account's administrator (UseSignInLink). `person` is None until the account has one."""
 
     account_id: str
     account_name: str
@@ -47,25 +47,26 @@ class FindSignInLink(Command[SignInLink | None]):
 
 @dataclass(frozen=True, slots=True)
 class UseSignInLink(Command[Person]):
-    """Uses up a link and returns the account's first person: its oldest owner who is an admin among the operators.
+    """Uses up a link and returns the account's oldest owner who also has the operator role `admin`.
 
     If there is none, `email`, `name` and `password` (a hash) create the person. Raises InvalidValue for a link that
-    does not work, and Conflict for an address that is taken.
+    does not work, and Conflict for an e-mail address that is already in use.
     """
 
     digest: str = field(repr=False)
     email: str = ""
     name: str = ""
     password: str = field(default="", repr=False)
-    address: str | None = None
+    address: str | None = None  # IP address of the caller, for the audit log
 
 
 @dataclass(frozen=True, slots=True)
 class SignUp(Command[Person]):
-    """Creates a person, whose address is confirmed, and an account that the person owns.
+    """Creates a person with a confirmed e-mail address, and an account that the person owns.
 
-    The account gets a grant of `credit`, unless the grants of the last 24 hours and this one exceed `credit_cap`.
-    Amounts are nano-units. Raises InvalidValue, and Conflict for an address that is taken.
+    The account gets a grant of `credit`, unless it would raise the sum of such grants in the last 24 hours above
+    `credit_cap`. Amounts are nano-units. Raises InvalidValue, and Conflict for an e-mail address that is already in
+    use.
     """
 
     email: str
@@ -74,7 +75,7 @@ class SignUp(Command[Person]):
     password: str = field(repr=False)
     credit: int = 0
     credit_cap: int = 0
-    address: str | None = None
+    address: str | None = None  # IP address of the caller, for the audit log
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Passkey:
 
 @dataclass(frozen=True, slots=True)
 class AddPasskey(Command[Passkey]):
-    """Adds a passkey. Raises InvalidValue, and Conflict for one that is known, or after MAX_PASSKEYS."""
+    """Adds a passkey. Raises InvalidValue, and Conflict if it is registered already or the person has MAX_PASSKEYS."""
 
     passkey_id: str
     user_id: str

@@ -1,6 +1,6 @@
 """OpenTelemetry spans, built from measurements when a request has ended, and exported in the background.
 
-The names of the GenAI conventions are still in development: only `ATTRIBUTES` has them.
+The names in OpenTelemetry's GenAI conventions may still change. Only `ATTRIBUTES` has them.
 
 Tracing is on if OTEL_EXPORTER_OTLP_ENDPOINT (or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) is set. Spans wait in a bounded
 queue. If the collector is down or hangs, spans are lost but no request is delayed.
@@ -21,7 +21,7 @@ EXPORT_TIMEOUT_S: Final = 5.0
 CLOSE_S: Final = 3.0
 NANO: Final = 1e9
 
-#: Attributes of a request by our names, with the names in the conventions.
+#: Names of attributes: in this project → in the conventions.
 ATTRIBUTES: Final[Mapping[str, str]] = {
     "operation": "gen_ai.operation.name",
     "door": "http.route",

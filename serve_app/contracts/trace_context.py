@@ -1,4 +1,4 @@
-"""The W3C trace context of a request: the client's, or a new one whose trace id is that of the request."""
+"""The W3C trace context of a request: the client's, or a new one whose trace id is the digits of the request id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _IDS: Final = r"([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
 # Versions after 00 may have more fields.
 _TRACEPARENT: Final = re.compile(rf"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-.*)?")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
-_RANDOM_DIGITS: Final = 14  # at the end of a request's digits
+_RANDOM_DIGITS: Final = 14  # last digits of a request id
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class TraceContext:
 
     @classmethod
     def of(cls, traceparent: str | None, digits: str) -> TraceContext:
-        """Returns a request's context. Without a valid `traceparent`, the trace id is `digits`: 32, unique to it."""
+        """Returns a request's context. Without a valid `traceparent`, the trace id is the request id's 32 `digits`."""
         found = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
         if found is None:
             return cls(digits, digits[16:])
@@ -34,7 +34,7 @@ class TraceContext:
         return cls(trace_id, digits[16:], parent_id, bool(int(flags, 16) & 1))
 
     def is_among(self, share: float) -> bool:
-        """Whether the request is in this share of all, by its own digits, which no client chooses."""
+        """Returns whether the request is in a random `share` (0 to 1) of all requests, which no client can choose."""
         return int(self.span_id[-_RANDOM_DIGITS:], 16) < share * 16**_RANDOM_DIGITS
 
 

@@ -1,6 +1,6 @@
 """Writes rows as files: CSV that spreadsheets do not interpret as formulas, and JSON.
 
-The service and the command line write the same files with it. Rows are written as they arrive and never kept.
+The service and the command line both use it, so their files are the same. Rows are not kept in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def request_row(record: UsageRecord) -> Row:
 
 
 # Characters that make spreadsheets compute, or call other programs, instead of showing text (OWASP, "CSV injection").
-# The full-width forms are included, because some spreadsheets fold them. Plain numbers, with or without a minus, are
+# Full-width forms are included, because some spreadsheets convert them. Plain numbers, with or without a minus, are
 # safe. The characters match at the beginning of a cell; in some locales a semicolon ends a cell.
 _COMPUTES = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[=+\-@\t\r\n＝＋－＠])")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
@@ -70,9 +70,9 @@ class Csv:
 
 
 class JsonArray:
-    """One JSON array with one object per line, written like Csv. A parser reads it as an array, a pipe line by line.
+    """One JSON array with one object per line, written like Csv. Line-based tools can also process it.
 
-    It is an array because a truncated file is then not valid JSON. Lines alone would look complete.
+    It is an array, so that a truncated file is not valid JSON. Separate lines would look complete.
     """
 
     media_type = "application/json"

@@ -28,7 +28,7 @@ _BADGE: Final = (255, 236, 190)
 
 
 class DocumentFontMissing(ValueError):
-    """The font of the settings can't be read."""
+    """The font that the settings name cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def invoice_number(payment: Movement) -> str:
 
 
 def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now: float) -> bytes:
-    """Returns the statement of a month. One of a month that is not over has the time until which it counts."""
+    """Returns the statement of a month. If the month is not over, the statement says until when it counts."""
     month = statement.month
     is_over = now >= month.ends
     title = f"Statement of {time.strftime('%B %Y', time.gmtime(month.begins))}"
@@ -120,7 +120,7 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
         exact = [("opening balance", statement.opening), (last[0].lower() + last[1:], statement.closing)]
         said = ", ".join(f"{name} {amount(nano)} {customer.currency}" for name, nano in exact)
         page.note(f"The summary is rounded. Exact {said}.")
-    return page.whole()
+    return page.content()
 
 
 def _what(movement: Movement) -> str:
@@ -149,11 +149,11 @@ def invoice_pdf(seller: Seller, customer: Customer, payment: Movement) -> bytes:
         [("Prepaid balance for API usage", paid), ("Total", paid), ("Paid", paid), ("Due", amount(0))],
         bold="Total",
     )
-    return page.whole()
+    return page.content()
 
 
 class _Document(FPDF):
-    """An A4 document of the seller's with numbered pages."""
+    """An A4 document of the seller, with numbered pages."""
 
     def __init__(self, seller: Seller, title: str, at: float) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _Document(FPDF):
             self.core_fonts_encoding = "windows-1252"
         self.set_creation_date(datetime.fromtimestamp(int(at), UTC))
         self.set_title(title)
-        self.set_author(self._known(seller.name))
+        self.set_author(self._printable(seller.name))
         self.set_margins(_MARGIN, _MARGIN)
         self.set_auto_page_break(True, 22)
         self.alias_nb_pages()
@@ -181,7 +181,7 @@ class _Document(FPDF):
         self.set_y(-15)
         self._font(8, grey=True)
         text = f"{self._seller.name}   {self._title}   Page {self.page_no()} of {{nb}}"
-        self.cell(0, 5, self._known(text), align="C")
+        self.cell(0, 5, self._printable(text), align="C")
 
     def parties(self, title: str, customer: Customer, facts: Sequence[tuple[str, str]], badge: str = "") -> None:
         """Writes the seller, the title with a badge, the customer and what identifies the document."""
@@ -200,7 +200,7 @@ class _Document(FPDF):
         self.ln(8)
         self._font(18, bold=True)
         if badge:
-            self.cell(self.get_string_width(self._known(title)) + 4, 10, self._known(title))
+            self.cell(self.get_string_width(self._printable(title)) + 4, 10, self._printable(title))
             self._badge(badge)
         else:
             self._line(title, 10)
@@ -210,15 +210,15 @@ class _Document(FPDF):
         self._line("For", 5)
         self._font(10)
         for line in customer.lines():
-            self.multi_cell(80, 5, self._known(line), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+            self.multi_cell(80, 5, self._printable(line), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
         bottom = self.get_y()
         self.set_y(top)
         for name, value in facts:
             self.set_x(_MARGIN + 85)
             self._font(9, grey=True)
-            self.cell(27, 5, self._known(name))
+            self.cell(27, 5, self._printable(name))
             self._font(9)
-            self.multi_cell(58, 5, self._known(value), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+            self.multi_cell(58, 5, self._printable(value), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
         self.set_y(max(bottom, self.get_y()) + 8)
 
     def _mark(self) -> None:
@@ -228,7 +228,7 @@ class _Document(FPDF):
         self.set_x(x)
         self._font(13, bold=True)
         self.set_text_color(255)
-        self.cell(8, 8, self._known(self._seller.name[:1].upper()), align="C")
+        self.cell(8, 8, self._printable(self._seller.name[:1].upper()), align="C")
         self.set_x(x + 9.5)
 
     def _filled(self, x: float, y: float, width: float, height: float, colour: tuple[int, int, int]) -> None:
@@ -238,9 +238,9 @@ class _Document(FPDF):
 
     def _badge(self, text: str) -> None:
         self._font(8.5)
-        width = self.get_string_width(self._known(text)) + 4
+        width = self.get_string_width(self._printable(text)) + 4
         self._filled(self.get_x(), self.get_y() + 2.3, width, 5.6, _BADGE)
-        self.cell(width, 10.2, self._known(text), align="C", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+        self.cell(width, 10.2, self._printable(text), align="C", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 
     def rows(
         self,
@@ -251,7 +251,7 @@ class _Document(FPDF):
         *,
         bold: str | None = None,
     ) -> None:
-        """Writes a table; the first text columns are left-aligned, the others right-aligned.
+        """Writes a table. Columns of numbers are right-aligned, the others left-aligned.
 
         The row that begins with `bold` is bold.
         """
@@ -273,25 +273,25 @@ class _Document(FPDF):
         ) as drawn:
             for row in [head, *rows]:
                 style = FontFace(emphasis="BOLD", fill_color=_SHADE) if row[0] == bold else None
-                drawn.row([self._known(cell) for cell in row], style=style)
+                drawn.row([self._printable(cell) for cell in row], style=style)
         self.ln(7)
 
     def note(self, text: str) -> None:
         self._font(8, grey=True)
-        self.multi_cell(0, 4, self._known(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+        self.multi_cell(0, 4, self._printable(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
         self.ln(1)
 
-    def whole(self) -> bytes:
+    def content(self) -> bytes:
         return bytes(self.output())
 
     def _line(self, text: str, height: float) -> None:
-        self.multi_cell(0, height, self._known(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
+        self.multi_cell(0, height, self._printable(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT, align="L")
 
     def _font(self, size: float, *, bold: bool = False, grey: bool = False) -> None:
         self.set_font(self._family, "B" if bold else "", size)
         self.set_text_color(_GREY if grey else 0)
 
-    def _known(self, text: str) -> str:
+    def _printable(self, text: str) -> str:
         """Replaces letters that the built-in font does not have; its minus sign is the dash of the same width."""
         if self._family != "Helvetica":
             return text

@@ -1,4 +1,4 @@
-"""Files that other users of the machine can't reach, and addresses that other machines can't."""
+"""Opens files that only their owner can use, and checks whether other users or machines can reach a path or address."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-PASS = stat.S_IXGRP | stat.S_IXOTH
+PASS = stat.S_IXGRP | stat.S_IXOTH  # other users may pass through the folder
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opens a file as `open` does, as its `opener`. Only the owner can use a file that this creates."""
+    """An `opener` for `open`. Only the owner can use a file that it creates."""
     return os.open(path, flags, 0o600)
 
 
@@ -23,6 +23,6 @@ def is_open_to_others(path: Path) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine reaches the address, which may be written as IPv6 (`::ffff:127.0.0.1`)."""
+    """Returns whether only this machine can reach the address. IPv4 may be written as IPv6 (`::ffff:127.0.0.1`)."""
     address = ip_address(host)
     return ((address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address).is_loopback

@@ -1,6 +1,6 @@
 """Writes one JSON line per request to files of bounded size. Replicas write lines for dead gateways.
 
-The files are in `logs` of the state folder. `serve-app requests show` searches them; a log collector reads them there.
+The files are in `logs` of the state folder. `serve-app requests show` searches them. A log collector can read them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPORT_S: Final = 60.0
 FILES: Final = 4  # per process, besides the current one
 KEPT: Final = 60  # files
 KEPT_S: Final = DAY_S  # files written to within this time are kept too: their processes may still run
-#: Phases of a request in order, which are fields with the suffix `_ms`, and what the request waits for in each.
+#: Phases of a request, in order: name of the field without `_ms` → what the request waits for.
 PHASES: Final[Mapping[str, str]] = {
     "admit": "the limiter's decision",
     "queue": "a free place at the replica",
@@ -44,14 +44,14 @@ PHASES: Final[Mapping[str, str]] = {
     "decode": "the other tokens of the reply",
     "settle": "the ledger",
 }
-TEXTS: Final = ("messages", "reply")  # fields that only lines of some accounts have
+TEXTS: Final = ("messages", "reply")  # fields that only the lines of some accounts have (`logged_texts`)
 PATTERN: Final = "*.jsonl*"  # glob pattern of the files
 ID_FIELDS: Final = ("request_id", "first_request_id", "client_request_id", "trace_id")
 BLOCK_BYTES: Final = 1024 * 1024  # searched at once; other threads wait for the interpreter meanwhile
 # Limits of one search.
 SEARCH_BYTES: Final = 2 * 1024**3
 SEARCH_S: Final = 4.0
-WRITTEN_WITHIN_S: Final = 60.0  # seconds after a request's end in which its line is written
+WRITTEN_WITHIN_S: Final = 60.0  # maximum delay between a request's end and the writing of its line
 SEARCH_LINES: Final = 20  # a client may send all of its requests under one id
 # Limits of a search by time.
 RECENT_BYTES: Final = 16 * 1024 * 1024
@@ -88,28 +88,28 @@ class RequestLog:
             self._lines.put_nowait(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
 
     def close(self) -> None:
-        """Writes the queued lines. Waits at most CLOSE_S for a place in the queue, then CLOSE_S for the thread."""
+        """Writes the queued lines. Waits at most CLOSE_S for a free place in the queue, then CLOSE_S for the thread."""
         with contextlib.suppress(Full):
             self._lines.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
 
     def _write_forever(self) -> None:
-        goes_on = True
-        while goes_on:
+        is_open = True
+        while is_open:
             texts = [self._lines.get()]
             if texts[0] is not None:
                 time.sleep(GATHER_S)
             with contextlib.suppress(Empty):
                 while len(texts) < MAX_GATHERED:
                     texts.append(self._lines.get_nowait())
-            goes_on = texts[-1] is not None
+            is_open = texts[-1] is not None
             if lines := [text for text in texts if text is not None]:
                 self._file.handle(logging.makeLogRecord({"msg": "\n".join(lines)}))
         self._file.close()
 
 
 class _File(RotatingFileHandler):
-    """Reports a disk that accepts no lines at most once a minute, without the line."""
+    """Reports write errors at most once a minute, without the line."""
 
     _reported_at = -math.inf
 
@@ -119,7 +119,7 @@ class _File(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         if time.monotonic() - self._reported_at > REPORT_S:
             self._reported_at = time.monotonic()
-            logger.error("the log of requests can't be written: %s", sys.exc_info()[1])
+            logger.error("cannot write the log of requests: %s", sys.exc_info()[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def recent_lines(
 
 
 def _blocks_before(path: Path, ends: str) -> Iterator[bytes]:
-    """Yields blocks of whole lines, the last first, from the first line after the time `ends` backwards."""
+    """Yields blocks of whole lines backwards, beginning at `_position_after(ends)`."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         end = _position_after(file, ends)
         while end > 0:
@@ -229,8 +229,9 @@ def _blocks_before(path: Path, ends: str) -> Iterator[bytes]:
 def _position_after(file: BinaryIO, ends: str) -> int:
     """Returns the position of a line that was written after `ends`, or the end of the file.
 
-    A line has the time of its request's arrival and is written when the request ends. The line after a long request
-    may be earlier, so the position may be too far back in time, never too far ahead.
+    Lines are in the order in which their requests ended, but have the times at which the requests arrived. A long
+    request therefore has an early time at a late position. The search may then return a later position than the first
+    one after `ends`, but never an earlier one.
     """
     low = 0
     high = found = file.seek(0, os.SEEK_END)

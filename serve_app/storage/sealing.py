@@ -63,23 +63,24 @@ def unseal(sealed: str, keys: SecretKeys, purpose: str) -> str:
 
 
 def is_current(sealed: str, keys: SecretKeys, purpose: str) -> bool:
-    """Returns whether the secret can stay as it is: the current key opens it, and no key that has become invalid does.
+    """Returns whether a secret needs no resealing.
 
-    A process that knows only the older of two keys does not reseal a secret that is sealed under both.
+    That is the case if the current key opens it and no part of it is sealed under a key that is no longer valid. A
+    process that still knows only the older of two keys returns True for a secret that is sealed under both.
     """
     current = SecretKeys(keys.current)
     newest, _, other = sealed.partition(_SEPARATOR)
-    previous_opens_it = bool(other) and _opens(newest, current, purpose)
-    return _opens(sealed, current, purpose) and (bool(keys.previous) or not previous_opens_it)
+    has_older_part = bool(other) and _opens(newest, current, purpose)
+    return _opens(sealed, current, purpose) and (bool(keys.previous) or not has_older_part)
 
 
 def of_totp(user_id: str) -> str:
-    """Returns the purpose of the secret of a person's one-time codes."""
+    """Returns the purpose under which the secret of a person's one-time codes is sealed."""
     return f"one-time codes of {user_id}"
 
 
 def of_webhooks(account_id: str) -> str:
-    """Returns the purpose of the secrets with which an account's webhooks are signed."""
+    """Returns the purpose under which the secrets that sign an account's webhooks are sealed."""
     return f"webhooks of {account_id}"
 
 

@@ -2,8 +2,8 @@
 
 Files are about a megabyte and locked while their process lives. The locks of a dead process are free, so another
 process can adopt its files. A line is a checksum and a settlement as JSON, so a line torn by a crash is recognised. A
-file is removed once all of it is settled, so the spool shrinks while it is replayed. After a crash before that, the
-lines of one file are settled again, which changes nothing.
+file is removed once all its lines are settled, so the spool shrinks while it is replayed. If the process crashes before
+that, the lines of one file are settled again, which changes nothing.
 
 Keep the folder on a local disk: the locks are `flock`.
 """
@@ -32,7 +32,7 @@ Settle = Callable[[Sequence[Settlement]], Sequence[Settled | SettlementRejected]
 REPLAY_BATCH = 64
 MAX_BATCH_BYTES = 2 * 2**20  # lines of one batch, after its first: a message between machines has at most 8 MiB
 SUFFIX = ".spool"
-ORPHANS = ".orphans"  # files of model replicas: settlements that count only if no gateway makes a better one
+ORPHANS = ".orphans"  # files of model replicas: settlements that apply only if no gateway settles the request
 FILE_BYTES = 2**20
 REPLIES = 0.25  # share of the limit for stored replies; the rest is for usage
 
@@ -46,7 +46,7 @@ class Spool:
     def __init__(
         self, folder: str | Path, name: str, *, max_bytes: int = 64 * 2**20, suffix: str = SUFFIX, flushed: bool = True
     ) -> None:
-        """Without `flushed`, appended data survives a process crash at once, and a machine crash after `flush`."""
+        """Without `flushed`, appended data survives a process crash, but a machine crash only after `flush`."""
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name, re.ASCII):
             raise InvalidValue(f"spool name {name!r}: use up to 100 of A-Z, a-z, 0-9, '.', '_' and '-'")
         self._folder = Path(folder)
@@ -57,8 +57,8 @@ class Spool:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._replaying = threading.Lock()
-        self._begun = 0  # files after the first one
-        self._has_new_file = True  # whose folder entry a machine crash may lose
+        self._begun = 0  # number of files begun after the first one
+        self._has_new_file = True  # a machine crash may still lose a new file's folder entry
         own = SpoolFile.open_locked(self._folder / (name + suffix), create=True, flushed=flushed)
         if own is None:
             raise SpoolBusy(f"spool {name!r} in {self._folder} belongs to a running process: choose another name")
@@ -124,13 +124,13 @@ class Spool:
         return len(lines)
 
     def flush(self) -> None:
-        """Makes all appended data survive a machine crash. Raises OSError of the disk; the next call retries."""
+        """Makes all appended data survive a machine crash. Raises the disk's OSError; the next call retries."""
         with self._lock:
             unflushed = [(file, file.duplicate()) for file in self._files() if file.unflushed]
             has_new_file = bool(unflushed) and self._has_new_file
             self._has_new_file &= not has_new_file
         failure: OSError | None = None
-        for file, descriptor in unflushed:  # without the lock: no thread may wait for the disk
+        for file, descriptor in unflushed:  # without the lock: no other thread may wait for the disk
             try:
                 os.fsync(descriptor)
             except OSError as error:
@@ -152,7 +152,7 @@ class Spool:
 
         Each file is replayed only up to the first settlement that is not due, according to `is_due`.
 
-        Settlements that the ledger refuses and does not keep move to a `.refused` file next to the spool; the log has
+        Settlements that the ledger refuses and does not store move to a `.refused` file next to the spool; the log has
         the reason. An error of `settle` (LedgerUnavailable) ends the replay. This process does not repeat settlements
         that are settled by then.
         """
@@ -180,7 +180,7 @@ class Spool:
                 try:
                     adopted += self._adopt(path)
                 except OSError as error:
-                    logger.error("the spool %s of another process can't be read and waits: %s", path, error)
+                    logger.error("cannot read the spool %s of another process; it stays for now: %s", path, error)
         return adopted
 
     def _adopt(self, path: Path) -> list[Settlement]:
@@ -222,7 +222,7 @@ class Spool:
         try:
             file = SpoolFile.open_locked(path, create=True, flushed=self._flushed)
         except OSError as error:
-            raise SpoolFull(f"cannot write to {path}: {error}; admit nothing until the disk is well") from error
+            raise SpoolFull(f"cannot write to {path}: {error}; admit nothing until the disk works again") from error
         if file is not None:
             self._earlier.append(self._own)
             self._own, self._has_new_file = file, True

@@ -17,7 +17,7 @@ from serve_app.storage.settlement_lines import from_line
 
 logger = logging.getLogger(__name__)
 
-REFUSED = ".refused"  # unreadable lines, and settlements that the ledger neither took nor kept; for the operator
+REFUSED = ".refused"  # for the operator: unreadable lines, and settlements that the ledger neither settled nor stored
 
 
 class SpoolFile:
@@ -32,7 +32,7 @@ class SpoolFile:
         self.waiting = 0  # lines that are not settled
         self.reply_bytes = 0  # bytes of replies in the file
         self.unflushed = False
-        # A crash lost the end of a line: start the next line on a new one.
+        # A crash lost the end of the last line: begin with a line feed.
         self._ragged = self.size > 0 and os.pread(descriptor, 1, self.size - 1) != b"\n"
         if self.size:
             with open(descriptor, "rb", closefd=False) as file:
@@ -86,7 +86,9 @@ class SpoolFile:
             except OSError:
                 self._ragged = True
                 self.size = os.fstat(self._descriptor).st_size
-            raise SpoolFull(f"cannot write to {self.path}: {error}; admit nothing until the disk is well") from error
+            raise SpoolFull(
+                f"cannot write to {self.path}: {error}; admit nothing until the disk works again"
+            ) from error
         self.unflushed = not self._flushed
         self._ragged = False
         self.size += len(data)
@@ -106,9 +108,9 @@ class SpoolFile:
         return ((offset, raw, self.read(offset, raw)) for offset, raw in self._raw_lines())
 
     def next_lines(self, limit: int, max_bytes: int) -> list[tuple[int, bytes]]:
-        """Returns the first unsettled lines: (offset after it, line). Empties the file if there are none.
+        """Returns the first unsettled lines: (offset after the line, line). Empties the file if there are none.
 
-        They are at most `limit` lines, and together at most `max_bytes` or a single line.
+        Returns at most `limit` lines, and at most `max_bytes` unless the first line alone is longer.
         """
         lines: list[tuple[int, bytes]] = []
         size = 0
@@ -143,13 +145,13 @@ class SpoolFile:
         self.waiting -= settled
         if offset == self.size:
             os.ftruncate(self._descriptor, 0)
-            # Before the flush, which may fail: later lines are appended at the file's beginning.
+            # Set before the flush, which may fail: later lines are appended at the file's beginning in any case.
             self.size = self._settled = self.waiting = self.reply_bytes = 0
             if self._flushed:
                 os.fsync(self._descriptor)
 
     def set_aside(self, lines: Sequence[bytes]) -> None:
-        """Stores lines that can never settle on disk, before they leave the spool."""
+        """Writes lines that can never be settled to the `.refused` file. Then they can be removed from the spool."""
         beside = self.path.with_name(self.path.name + REFUSED)
         with open(beside, "ab", opener=open_private) as file:
             file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)

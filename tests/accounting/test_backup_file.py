@@ -135,7 +135,7 @@ def test_programs_that_are_missing_or_older_than_the_server_are_named(
     program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program("pg_dump", "")
-    with pytest.raises(ToolMissing, match=r"is of version 16, the server of 17: .*postgresql-client-17"):
+    with pytest.raises(ToolMissing, match=r"has version 16, but the server has 17: .*postgresql-client-17"):
         dump("17.1 (Debian 17.1-1)")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ToolMissing, match=r"pg_dump is not on PATH: .*postgresql-client-16"):

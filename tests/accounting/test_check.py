@@ -92,11 +92,11 @@ SABOTAGE = [
     ("UPDATE usage SET entry_id = 1 WHERE request_id = 'free'", "usage", "entry 1"),
     ("DELETE FROM usage WHERE request_id = 'r1'", "usage", "entry 4"),
     ("UPDATE price_versions SET output = output + 1", "usage", "r1"),
-    ("DELETE FROM journal_entries WHERE id = 3", "journal", "7 entries were written, 6 are there"),
+    ("DELETE FROM journal_entries WHERE id = 3", "journal", "7 entries were written, 6 exist"),
     ("UPDATE journal_entries SET kind = 'grant' WHERE id = 4", "usage", "entry 4"),
     ("UPDATE accounts SET version = 1000", "version", "{account}"),
     ("UPDATE api_keys SET version = 1000", "version", "{key}"),
-    ("UPDATE ledger_head SET entry = entry + 1", "journal", "8 entries were written, 7 are there"),
+    ("UPDATE ledger_head SET entry = entry + 1", "journal", "8 entries were written, 7 exist"),
     ("UPDATE grants SET amount = amount + 1", "grant", "grant 2"),
     ("UPDATE grants SET remaining = 1", "grant", "{account}"),
     ("DELETE FROM grants", "grant", "grant 2"),
@@ -110,8 +110,8 @@ SABOTAGE = [
     ("UPDATE usage SET charged = charged + 1 WHERE request_id = 'r4'", "key_spend", "{key}"),
     ("UPDATE replies SET request_id = 'none'", "reply", "none"),
     ("UPDATE replies SET account_id = 'acct_none'", "reply", "free"),
-    ("DELETE FROM audit_log WHERE id = 1", "audit", "2 records were written to the audit log, 1 are there"),
-    ("UPDATE audit_log SET id = 7 WHERE id = 2", "audit", "the highest is 7"),
+    ("DELETE FROM audit_log WHERE id = 1", "audit", "2 records were written to the audit log, 1 exist"),
+    ("UPDATE audit_log SET id = 7 WHERE id = 2", "audit", "the highest number is 7"),
 ]
 
 

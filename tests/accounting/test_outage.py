@@ -77,7 +77,7 @@ def end(proxy: Proxy, kind: str) -> None:
     "kind", ["silent", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("failover", "reset", "slow"))]
 )
 async def test_settlements_survive_an_outage(on_postgres: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting_service, "AWAY_S", 0.01)
+    monkeypatch.setattr(accounting_service, "UNAVAILABLE_RETRY_S", 0.01)
     with proxy_of(on_postgres) as (proxy, url), Ledger(url) as ledger:
         books, service = Books(ledger), AccountingService(ledger)
         clients = Clients(service, books)

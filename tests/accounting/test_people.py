@@ -186,7 +186,7 @@ def test_a_person_joins_a_further_account_once_and_only_by_an_invitation_of_thei
         timed.ledger.run(people.InvitePerson(other, email, "member", digest, NOON + HOUR, OPERATOR))
     with pytest.raises(Conflict, match="sign in"):
         accept(timed, "d3")
-    with pytest.raises(InvalidValue, match="for another address"):
+    with pytest.raises(InvalidValue, match="for another e-mail address"):
         timed.ledger.run(people.JoinAccount("d4", ada.user_id))
     joined = timed.ledger.run(people.JoinAccount("d3", ada.user_id, "192.0.2.1"))
     assert joined.roles == {timed.account_id: "owner", other: "member"}

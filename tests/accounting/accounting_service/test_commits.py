@@ -52,7 +52,7 @@ async def test_a_replica_may_settle_a_cut_call_and_nothing_else(book: Book) -> N
     stored = replace(cut, response=StoredResponse("resp_1", b"{}", 9e9))
     others: list[Any] = [credit, [credit], [cut, kept], [stored], "r1"]
     for other in others:
-        with pytest.raises(PermissionError, match="a replica may settle calls that were cut"):
+        with pytest.raises(PermissionError, match="a replica may only settle interrupted calls"):
             await service.answer_replica(other)
     assert book.ledger.get_account(book.account_id).balance == 100 - 5
     await service.close()

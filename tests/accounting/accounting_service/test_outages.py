@@ -52,7 +52,7 @@ async def test_a_process_with_a_stuck_thread_is_unhealthy_and_one_whose_database
 ) -> None:
     now, overdue = 0.0, 0.0
     service = AccountingService(books.ledger, clock=lambda: now)
-    monkeypatch.setattr(accounting_service, "AWAY_S", 0.0)
+    monkeypatch.setattr(accounting_service, "UNAVAILABLE_RETRY_S", 0.0)
     monkeypatch.setattr(books.ledger, "overdue_s", lambda: overdue)
 
     def away(batch: Sequence[Settlement]) -> None:
@@ -88,7 +88,7 @@ async def test_a_database_that_is_away_is_tried_at_intervals_however_many_ask(
     def fail(batch: Sequence[Settlement]) -> None:
         raise LedgerUnavailable("connection refused")
 
-    monkeypatch.setattr(accounting_service, "AWAY_S", 3600.0)
+    monkeypatch.setattr(accounting_service, "UNAVAILABLE_RETRY_S", 3600.0)
     recorded.fail = fail
     service = AccountingService(books.ledger)
     asking = [asyncio.create_task(service.settle([books.settlement(f"r{number}")])) for number in range(30)]
@@ -109,7 +109,7 @@ async def test_a_database_that_fails_leaves_no_queue_behind(
     def fail(batch: Sequence[Settlement]) -> None:
         raise LedgerUnavailable("connection refused")
 
-    monkeypatch.setattr(accounting_service, "AWAY_S", 0.0)
+    monkeypatch.setattr(accounting_service, "UNAVAILABLE_RETRY_S", 0.0)
     recorded.fail = fail
     recorded.gate.clear()
     service = AccountingService(books.ledger)
@@ -184,7 +184,7 @@ async def test_settlements_survive_a_postgresql_that_drops_every_connection(
 ) -> None:
     ledger = Ledger(on_postgres)
     books, service = Books(ledger), AccountingService(ledger)
-    monkeypatch.setattr(accounting_service, "AWAY_S", 0.0)
+    monkeypatch.setattr(accounting_service, "UNAVAILABLE_RETRY_S", 0.0)
     settled_at_all = asyncio.Semaphore(0)
 
     async def client(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Operators' notes about accounts, and their notices to customers."""
+"""Operators' notes about accounts, and their announcements to customers."""
 
 from __future__ import annotations
 
