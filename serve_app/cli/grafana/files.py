@@ -1,4 +1,4 @@
-"""Grafana's file provisioning: its files, and a folder in which only our own files are ever changed."""
+"""Builds the files for Grafana's file provisioning, and writes them without replacing files of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from serve_app.cli.grafana.shipped import Json, data_source, with_source
 from serve_app.cli.output import CommandError
 
-MANIFEST = ".serve-app-files.json"  # our files, with a digest for each
+MANIFEST = ".serve-app-files.json"  # lists the files that we wrote, with a digest of each
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def provisioning(
 def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> list[Written]:
     """Writes `files` to `folder`, and removes files that we wrote earlier and that are no longer among them.
 
-    If a file was not written by us or has been changed since, raises CommandError before it writes anything, unless
-    `force` is set.
+    Raises CommandError, before it writes anything, if someone else wrote or changed one of the files. With `force`, it
+    replaces such files.
     """
     try:
         known: dict[str, str] = _read_manifest(folder)
