@@ -1,4 +1,4 @@
-"""Finds the GPUs of this machine with nvidia-smi. No process of the service has to have CUDA for it."""
+"""Finds the GPUs of this machine with nvidia-smi, so that the launcher does not need CUDA."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The GPUs that the service may use, and a remark for the operator if there is a reason why there are none."""
+    """The GPUs that the service may use. If there are none for a known reason, `remark` tells the operator."""
 
     gpus: tuple[Gpu, ...]
     remark: str = ""
@@ -44,7 +44,7 @@ class Found:
 def find_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Found:
     """Returns the NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES allows.
 
-    Raises LaunchError if there is a driver that does not work, or a card that can't be used.
+    Raises LaunchError if the driver does not work, or a card can't be used.
     """
     program = shutil.which("nvidia-smi", path=environment.get("PATH")) or (_WSL if Path(_WSL).is_file() else None)
     if program is None:
