@@ -10,9 +10,9 @@ from serve_app.console.serving import serving
 from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
 
-CHARTED: Final = 180  # points of a chart; each is the maximum of its minutes
-ENOUGH: Final = 5  # points of a line that says something
-DRAWN: Final = 6  # lines of a chart: more can't be told apart
+CHARTED: Final = 180  # maximum points of a chart; each is the maximum of its minutes
+ENOUGH: Final = 5  # minimum points of a line
+DRAWN: Final = 6  # maximum lines of a chart, which more would make unreadable
 
 
 async def show(visit: Visit) -> Response:
@@ -55,7 +55,7 @@ def _chart(points: list[tuple[str, dict[str, float]]]) -> dict[str, Any] | None:
 
 
 def _enough(values: list[float]) -> list[float] | None:
-    """Returns the values of the last hour; None if they make no line."""
+    """Returns the values of the last hour; None if they are too few or all 0."""
     latest = values[-60:]
     return latest if len(latest) >= ENOUGH and any(latest) else None
 

@@ -15,7 +15,7 @@ from serve_app.console.operator_overview_pages import currency_of
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts.calls import Unavailable
 
-ENOUGH: Final = 30  # requests of each backend before a difference means something
+ENOUGH: Final = 30  # minimum requests of each backend for a meaningful difference
 
 
 async def models(visit: Visit) -> Response:
