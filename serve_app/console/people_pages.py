@@ -181,7 +181,7 @@ async def show_reset(visit: Visit) -> Response:
 
 
 async def reset(visit: Visit) -> Response:
-    """Sets the new password. A person who uses codes must then sign in with one. An operator's link turned codes off."""
+    """Sets the new password. A person who uses codes must then sign in with one. An operator's link turned them off."""
     person, is_operators = await _reset(visit)
     if problem := password_problem(visit):
         page: dict[str, Any] = {"least": MIN_LENGTH, "is_operators": is_operators, "errors": {"new_password": problem}}
