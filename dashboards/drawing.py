@@ -104,31 +104,31 @@ def _graph(axis: Any, panel: Panel, found: Sequence[tuple[str, Series]], time: t
     axis.tick_params(labelsize=7, length=2)
     axis.grid(alpha=0.3, linewidth=0.5)
     axis.spines[["top", "right"]].set_visible(False)
-    there = [(legend, _with_gaps(one.points)) for legend, one in _with_values(found)]
-    if not there:
+    shown_lines = [(legend, _with_gaps(one.points)) for legend, one in _with_values(found)]
+    if not shown_lines:
         axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", va="center", color=EMPTY)
     elif (defaults.get("custom", {}).get("stacking") or {}).get("mode") == "normal":
-        moments = sorted({moment for _, points in there for moment, _ in points})
-        heights = [[_value(points, moment) for moment in moments] for _, points in there]
-        axis.stackplot(moments, heights, labels=[legend for legend, _ in there], alpha=0.6, linewidth=0)
+        moments = sorted({moment for _, points in shown_lines for moment, _ in points})
+        heights = [[_value(points, moment) for moment in moments] for _, points in shown_lines]
+        axis.stackplot(moments, heights, labels=[legend for legend, _ in shown_lines], alpha=0.6, linewidth=0)
     else:
-        for legend, points in there:
+        for legend, points in shown_lines:
             axis.plot([moment for moment, _ in points], [value for _, value in points], label=legend, linewidth=1.2)
-    values = [value for _, points in there for _, value in points if not math.isnan(value)]
+    values = [value for _, points in shown_lines for _, value in points if not math.isnan(value)]
     if min(values, default=0.0) >= 0:  # as `axis_soft_min` has it
         axis.set_ylim(bottom=0, top=None if max(values, default=0.0) > 0 else 1)
 
 
 def _name(axis: Any, found: Sequence[tuple[str, Series]], place: tuple[float, float]) -> None:
     """Draws the legend: the largest lines, and the number of the others. `place` is in shares of the picture."""
-    there = _with_values(found)
+    shown_lines = _with_values(found)
     handles, labels = axis.get_legend_handles_labels()
     if not any(labels):
         return
-    order = sorted(range(len(labels)), key=lambda number: -_largest(there[number][1].points))[:MAX_NAMED]
+    order = sorted(range(len(labels)), key=lambda number: -_largest(shown_lines[number][1].points))[:MAX_NAMED]
     names = [textwrap.shorten(labels[number], 40, placeholder="…") for number in order]
-    if len(there) > MAX_NAMED:
-        names[-1] += f"   + {len(there) - MAX_NAMED} more"
+    if len(shown_lines) > MAX_NAMED:
+        names[-1] += f"   + {len(shown_lines) - MAX_NAMED} more"
     axis.legend(
         [handles[number] for number in order], names, loc="upper left", ncols=3, frameon=False, fontsize=6.5,
         bbox_to_anchor=place, bbox_transform=axis.figure.transFigure, borderaxespad=0, borderpad=0,

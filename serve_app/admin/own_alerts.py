@@ -103,6 +103,6 @@ async def _new_values(admin: AdminServices, identity: Identity, once: Once) -> t
     ids = [f"alert_{bits:064x}"[:32] for bits in once.bits("alert")]
     new, *before = zip(ids, once.bits("secret"), strict=True)
     if before:
-        there = {alert.alert_id for alert in await admin.run(notices.ListAlerts(identity.account_id))}
-        return next((earlier for earlier in before if earlier[0] in there), new)
+        existing = {alert.alert_id for alert in await admin.run(notices.ListAlerts(identity.account_id))}
+        return next((earlier for earlier in before if earlier[0] in existing), new)
     return new

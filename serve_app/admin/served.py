@@ -109,10 +109,10 @@ class ServedView:
         found: dict[str, dict[str, Any]] = {}
         for identifier in self.identifiers:
             weights, fallback = self.weights(identifier), self.spec(identifier).fallback
-            mine = sum(weight for name, weight in weights.items() if application_of(name) == application)
+            own_weight = sum(weight for name, weight in weights.items() if application_of(name) == application)
             is_fallback = fallback is not None and application_of(fallback) == application
-            if mine or is_fallback:
-                found[identifier] = {"share": mine / max(1, sum(weights.values())), "is_fallback": is_fallback}
+            if own_weight or is_fallback:
+                found[identifier] = {"share": own_weight / max(1, sum(weights.values())), "is_fallback": is_fallback}
         return found
 
 

@@ -100,9 +100,9 @@ def clocks_check(nodes: Sequence[Facts]) -> Check:
     if late:
         detail = "; ".join(f"{node['name']} differs from the head by {node['clock_ahead_s']:+.1f} s" for node in late)
         return Check("clocks", "fail", detail, "run a time service (chrony) on every node")
-    most = max((abs(node["clock_ahead_s"]) + node["clock_error_s"] for node in nodes), default=0.0)
-    status = "ok" if most <= CLOCK_LIMIT_S else "warn"
-    return Check("clocks", status, f"within {most:.3f} s of the head's, {CLOCK_LIMIT_S:g} allowed")
+    max_difference = max((abs(node["clock_ahead_s"]) + node["clock_error_s"] for node in nodes), default=0.0)
+    status = "ok" if max_difference <= CLOCK_LIMIT_S else "warn"
+    return Check("clocks", status, f"within {max_difference:.3f} s of the head's, {CLOCK_LIMIT_S:g} allowed")
 
 
 def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:

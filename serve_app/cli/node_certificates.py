@@ -52,8 +52,8 @@ def make(out: Path, nodes: Sequence[Sequence[str]], installed_at: Path, *, renew
     Without `renew`, writes nothing if one of the folders exists. Raises CertificatesError.
     """
     folders = [out / node[0].replace(":", "-") for node in nodes]
-    if not renew and (there := [folder for folder in folders if folder.exists()]):
-        raise CertificatesError(f"{there[0]} already exists: use --renew to replace its certificate")
+    if not renew and (existing := [folder for folder in folders if folder.exists()]):
+        raise CertificatesError(f"{existing[0]} already exists: use --renew to replace its certificate")
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(out, now)

@@ -63,15 +63,15 @@ def find_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> F
         ) from None
     except OSError as error:
         raise LaunchError(f"{program} can't be run ({error.strerror}): repair the driver, {CPU_INSTEAD}") from None
-    said = (asked.stdout.strip() or asked.stderr.strip()).splitlines()
-    if any(line.startswith("No devices were found") for line in said):
+    lines = (asked.stdout.strip() or asked.stderr.strip()).splitlines()
+    if any(line.startswith("No devices were found") for line in lines):
         return Found((), "The NVIDIA driver finds no GPU.")
-    if asked.returncode != 0 or not said:
+    if asked.returncode != 0 or not lines:
         raise LaunchError(
-            f"nvidia-smi fails ({said[0].strip() if said else f'exit status {asked.returncode}'}): repair the driver, "
-            f"so that `nvidia-smi` lists the GPUs, {CPU_INSTEAD}"
+            f"nvidia-smi fails ({lines[0].strip() if lines else f'exit status {asked.returncode}'}): repair the "
+            f"driver, so that `nvidia-smi` lists the GPUs, {CPU_INSTEAD}"
         )
-    return Found(tuple(_visible([_gpu(line) for line in said], environment.get("CUDA_VISIBLE_DEVICES"))))
+    return Found(tuple(_visible([_gpu(line) for line in lines], environment.get("CUDA_VISIBLE_DEVICES"))))
 
 
 def _gpu(line: str) -> Gpu:

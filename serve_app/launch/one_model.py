@@ -147,8 +147,8 @@ def choose(facts: Facts, wish: Wish, machine: Machine, python: str) -> Choice:
     if wish.gpus is not None and wish.gpus < 0:
         raise LaunchError(f"GPUS={wish.gpus}: must be at least 0")
     if wish.gpus is not None and wish.gpus > len(gpus):
-        there = f"this machine has {len(gpus)}" if gpus else "no NVIDIA GPU was found"
-        raise LaunchError(f"GPUS={wish.gpus}: {there}. {machine.remark}".strip())
+        available = f"this machine has {len(gpus)}" if gpus else "no NVIDIA GPU was found"
+        raise LaunchError(f"GPUS={wish.gpus}: {available}. {machine.remark}".strip())
     if wish.gpus == 0:
         gpus = []
     engine = wish.engine or ("vllm" if gpus else "native")

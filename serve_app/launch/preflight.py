@@ -46,10 +46,10 @@ def check_free_memory(available: int | None = None) -> None:
         )
 
 
-def check_free_disk(home: Path, least: int = MIN_DISK) -> None:
+def check_free_disk(home: Path, needed: int = MIN_DISK) -> None:
     free = shutil.disk_usage(home).free
-    if free < least:
-        raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {least / GIB:.0f} GiB are needed")
+    if free < needed:
+        raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {needed / GIB:.0f} GiB are needed")
 
 
 def prepare_home(home: Path) -> bool:

@@ -52,9 +52,9 @@ def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> 
     """
     try:
         known: dict[str, str] = _read_manifest(folder)
-        there = {path: _digest(folder / path) for path in (*files, *known)}
+        digests = {path: _digest(folder / path) for path in (*files, *known)}
         wanted = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in files.items()}
-        foreign = [path for path, digest in there.items() if digest not in (None, known.get(path), wanted.get(path))]
+        foreign = [path for path, digest in digests.items() if digest not in (None, known.get(path), wanted.get(path))]
         if foreign and not force:
             raise CommandError(
                 f"not written by serve-app, or changed since: {', '.join(str(folder / path) for path in foreign)}; "
@@ -63,11 +63,11 @@ def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> 
             )
         written = []
         for path, text in files.items():
-            if there[path] != wanted[path]:
+            if digests[path] != wanted[path]:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_text(text, encoding="utf-8")
-            action: Literal["created", "changed"] = "created" if there[path] is None else "changed"
-            written.append(Written(path, "unchanged" if there[path] == wanted[path] else action))
+            action: Literal["created", "changed"] = "created" if digests[path] is None else "changed"
+            written.append(Written(path, "unchanged" if digests[path] == wanted[path] else action))
         for path in known.keys() - files.keys():
             (folder / path).unlink(missing_ok=True)
             written.append(Written(path, "removed"))
