@@ -112,7 +112,7 @@ def _accounts(frame: Json, width: int) -> Table:
 
 
 def _table(width: int, *columns: str, untruncated: Sequence[str] = ()) -> Table:
-    """Returns an empty table. A narrow one truncates names, except in the columns `untruncated`, and no numbers."""
+    """Returns an empty table. On a narrow terminal, names are truncated, except in the columns `untruncated`."""
     table = Table(box=None, pad_edge=False, padding=(0, 3 if width >= WIDE else 1, 0, 0), header_style="bold")
     for column in columns:
         is_name = column in ("model", "backend", "account", "name", "status")

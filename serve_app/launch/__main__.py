@@ -198,7 +198,7 @@ class Launch:
         )
 
     def prepare_models(self, config: dict[str, Any]) -> None:
-        """Creates files that each model needs only once. The operator sees the progress here."""
+        """Creates the files that a model needs besides its own, once. Here, the operator sees the progress."""
         for application in config.get("applications") or []:
             args = application.get("args") or {}
             if not isinstance(args, dict) or "model" not in args:
