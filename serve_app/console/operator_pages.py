@@ -69,9 +69,7 @@ async def audit(visit: Visit) -> Response:
     )
     found = await run(wanted)
     raw = "1" if query.get("raw") == "1" else ""  # whether to show the stored records
-    reads = (
-        "1" if query.get("reads") == "1" or action.startswith(READ) else ""
-    )  # whether to show reads, which change nothing
+    reads = "1" if query.get("reads") == "1" or action.startswith(READ) else ""  # whether to show reads
     typed = {"account": account, "actor": actor, "action": action}
     chosen = {name: text for name, text in (typed | {"raw": raw, "reads": reads}).items() if text}
     names, currency = await run(operators.NameSubjects(ids_in(found))), await currency_of(visit)
