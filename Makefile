@@ -11,15 +11,16 @@ VLLM := .vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := $(BIN)/uv
 UV_VERSION := 0.13.9
-# uv installs from constraints.txt and checks its hashes. Where uv can't be had, pip installs the same versions without
-# hashes, because pip can't check hashes when it installs a folder.
+# uv installs from constraints.txt and checks its hashes. If uv is not available, pip installs the same versions without
+# checking hashes, because pip can't check them when it installs a folder.
 install = if [ -x $(UV) ]; then $(UV) pip install -q --python $(BIN)/python -c constraints.txt -b constraints.txt $(1); \
   else sed -e '/^ *--hash/d' -e 's/ *\\$$//' constraints.txt > $(VENV)/versions.txt && $(PIP) install -q -c $(VENV)/versions.txt $(1); fi
 PYTEST := $(BIN)/python -m pytest
-# Tests without the running service run by file, each process with one torch thread. Service tests use the whole machine.
+# Tests without the running service run in parallel by file, each process with one torch thread. Service tests use the
+# whole machine.
 WORKERS ?= 2
 PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
-# pytest's status for a folder without tests of one half.
+# pytest exits with 5 if a folder has no tests for one of the two commands.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
 .PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint docs lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-stream bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy fuzz gpu-check console-assets
@@ -30,7 +31,7 @@ help: ## print this list
 setup: $(VENV)/.base ## install what `serve run config.yaml` needs: virtual environment, dependencies, bundled model
 	@$(BIN)/python -m serve_app.model.bundled --home "$${SERVE_APP_HOME:-.serve-app}"
 
-# MODEL serves one model on this machine instead of config.yaml's: a folder, or a name on the hub. GPUS, ENGINE, CONTEXT
+# MODEL (a folder, or a name on the hub) replaces the models of config.yaml. GPUS, ENGINE, CONTEXT
 # and QUANTIZATION change what the launcher chooses (.venv/bin/python -m serve_app.launch --help).
 ONE_MODEL = $(if $(MODEL),--model '$(MODEL)' $(if $(ENGINE),--engine '$(ENGINE)') $(if $(GPUS),--gpus '$(GPUS)') \
   $(if $(CONTEXT),--context '$(CONTEXT)') $(if $(QUANTIZATION),--quantization '$(QUANTIZATION)'))
@@ -41,37 +42,37 @@ serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app,
 observe: $(VENV)/.base ## run a Prometheus for the running service, with its rules (ARGS='--port 9090 --grafana URL --token-file FILE')
 	@exec $(BIN)/python -m serve_app.launch.observe $(ARGS)
 
-engine-vllm: $(VENV)/.base ## install vLLM for backends with engine: vllm, into .vllm; six minutes, 3 GB (ARGS='--device cuda' for GPUs)
+engine-vllm: $(VENV)/.base ## install vLLM into .vllm, for backends with the setting engine: vllm; six minutes, 3 GB (ARGS='--device cuda' for GPUs)
 	@$(BIN)/python -m serve_app.launch.vllm_environment --folder $(VLLM) $(ARGS)
 
-test: $(VENV)/.test $(NODE)/.installed ## the everyday suite (ARGS=tests/limiter for one layer; docs/testing.md)
+test: $(VENV)/.test $(NODE)/.installed ## run the everyday tests (ARGS=tests/limiter for one layer; docs/testing.md)
 	$(PARALLEL) -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "not slow and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-affected: $(VENV)/.lint ## the everyday tests that your change can break (BASE: origin/main), without the running service
-	@tests=$$($(BIN)/python -m tests.affected $(BASE)) && if [ -z "$$tests" ]; then echo "no test reads what has changed"; \
+test-affected: $(VENV)/.lint ## run the everyday tests that your change can break, without the running service (BASE=origin/main)
+	@tests=$$($(BIN)/python -m tests.affected $(BASE)) && if [ -z "$$tests" ]; then echo "your change affects no test"; \
 	  else $(PARALLEL) -m "not slow and not service" $(ARGS) $$tests $(MAY_BE_EMPTY); fi
 
-test-fast: $(VENV)/.test $(NODE)/.installed ## the everyday suite without the running service
+test-fast: $(VENV)/.test $(NODE)/.installed ## run the everyday tests without the running service
 	$(PARALLEL) -m "not service and not slow" $(ARGS)
 
-test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the slower tests: kill -9, PostgreSQL, a browser, more clients
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## run the slower tests: kill -9, PostgreSQL, a browser, more clients
 	$(PARALLEL) -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "slow and not long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-long: $(VENV)/.test $(CLIENTS)/.installed $(PROGRAMS)/.installed $(NODE)/.installed ## the tests that .ci/run leaves out: PostgreSQL for all, each alert, scaling, fuzzers, agents, 17,000 tokens
+test-long: $(VENV)/.test $(CLIENTS)/.installed $(PROGRAMS)/.installed $(NODE)/.installed ## run the tests that .ci/run leaves out: all on PostgreSQL, each alert, scaling, fuzzers, agents, 17,000 tokens
 	$(PARALLEL) -m "long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-all: test test-slow test-long ## every test, for a release
+test-all: test test-slow test-long ## run every test, for a release
 
-test-vllm: $(VENV)/.test engine-vllm ## the engine's contract on vLLM, then the SDK's tests over the whole service on it, 20 minutes
+test-vllm: $(VENV)/.test engine-vllm ## run the tests of the engine's contract and of the SDK on vLLM, 20 minutes
 	@$(UV) pip install -q --python $(VLLM)/bin/python -c constraints.txt pytest pytest-asyncio hypothesis
 	$(VLLM)/bin/python -m pytest tests/engine_contract tests/launch/test_vllm_arguments.py $(ARGS)
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest -m "not slow" tests/clients/test_openai_*.py
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest tests/service/test_clients.py tests/service/test_vllm.py
 
-faults: $(VENV)/.test ## plant faults in copies of the tree and check that the tests catch it, some minutes (ARGS='--only NAME')
+faults: $(VENV)/.test ## plant faults in copies of the tree and check that the tests catch them, some minutes (ARGS='--only NAME')
 	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(VENV)/.lint ## run ruff, mypy and the import rules
@@ -87,7 +88,7 @@ docs: $(VENV)/.lint ## build the documentation as a site in .docs, and check its
 lock: $(VENV)/.base ## update constraints.txt after a change of pyproject.toml (ARGS=--upgrade for newer versions)
 	@$(UV) pip compile -q pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" -o constraints.txt $(ARGS)
 
-# Without .venv, as on a bare CUDA machine, the Python that has torch runs it: make gpu-check PYTHON=python3.
+# Without .venv, as on a bare CUDA machine, use a Python that has torch: make gpu-check PYTHON=python3.
 gpu-check: ## check correctness, speed and kill -9 on one GPU, eleven minutes at most, without network (ARGS='--only engine')
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m bench.gpu_check --json .bench/gpu-check.json $(ARGS)
 
@@ -104,7 +105,7 @@ bench-engine-peers: $(VENV)/.base ## install the servers that bench-engine compa
 bench-gateway: $(VENV)/.bench ## measure the service around a model that replies immediately, 15 minutes (ARGS=--without for each speed-up; needs wrk)
 	@$(BIN)/python -m bench.gateway --json .bench/gateway/results.json $(ARGS)
 
-bench-stream: $(VENV)/.bench ## measure when streamed tokens arrive and what each costs, eight minutes (ARGS='--only full --loads 64x50')
+bench-stream: $(VENV)/.bench ## measure when streamed tokens arrive and the cost of each, eight minutes (ARGS='--only full --loads 64x50')
 	@$(BIN)/python -m bench.stream --json .bench/stream.json $(ARGS)
 
 bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy that bench-gateway compares with, into .bench
@@ -116,10 +117,10 @@ bench-quality: $(VENV)/.base ## compare the perplexity of int8 and float32
 pictures: $(VENV)/.test ## take the pictures of the console in README.md, one minute (ARGS=--all: every page; needs chromium and chromium-driver)
 	@$(BIN)/python -m bench.console.pictures $(if $(ARGS),$(ARGS) --to .bench/pictures,--to docs/console)
 
-bench-console: $(VENV)/.base ## measure how much 50 people who browse the console slow down chat, six minutes (ARGS='--rounds 2')
+bench-console: $(VENV)/.base ## measure how much 50 users of the console slow down chat, six minutes (ARGS='--rounds 2')
 	@$(BIN)/python -m bench.console $(ARGS)
 
-bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages and how large they are, six minutes (needs chromium and chromium-driver)
+bench-paint: $(VENV)/.test ## measure how fast a browser shows the console's pages, and their sizes, six minutes (needs chromium and chromium-driver)
 	@$(BIN)/python -m bench.console.paint $(ARGS)
 
 console-assets: $(VENV)/.base ## fetch the style sheet, scripts, icons and typeface of the console from their npm packages (needs npm)
@@ -137,16 +138,16 @@ bench-autoscaling: $(VENV)/.bench ## simulate days under the scaling rule and ot
 bench-overload: $(VENV)/.bench ## measure the service with the bundled model at three times its capacity, two minutes; stop other programs first
 	@$(BIN)/python -m bench.overload --json .bench/overload.json $(ARGS)
 
-bench-routing: $(VENV)/.bench ## compare how calls are divided among two replicas, on conversations, 20 minutes; stop other programs first
+bench-routing: $(VENV)/.bench ## compare routers that divide conversations between two replicas, 20 minutes; stop other programs first
 	@$(BIN)/python -m bench.routing --json .bench/routing.json $(ARGS)
 
-fuzz: $(VENV)/.bench ## send 20,000 random requests beside another account's streams, half an hour (ARGS='--requests 1000')
+fuzz: $(VENV)/.bench ## send 20,000 random requests while another account streams, half an hour (ARGS='--requests 1000')
 	@$(BIN)/python -m bench.fuzz $(ARGS)
 
 healthy: $(VENV)/.test $(VENV)/.bench ## send ordinary traffic for ten minutes and fail if an alert fires (ARGS='--minutes 2 --pictures FOLDER'; needs prometheus)
 	@$(BIN)/python -m bench.healthy $(ARGS)
 
-attack: $(VENV)/.base ## attack the service with hostile clients while ordinary clients measure, ten minutes (ARGS=--quick: two); stop other programs first
+attack: $(VENV)/.base ## attack the service with hostile clients while ordinary clients measure, ten minutes (ARGS=--quick: two minutes); stop other programs first
 	@$(BIN)/python -m bench.attack --json .bench/attack.json $(ARGS)
 
 chaos: $(VENV)/.test ## kill processes at random under load for five minutes, then check the books (ARGS='--database postgresql')
@@ -163,7 +164,7 @@ $(BIN)/python:
 	  echo "serve-app: Python 3.11 or newer is needed, $$($(PYTHON) -V 2>&1) is too old or missing: run make with PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "serve-app: the venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
 
-# torch comes from pip, which takes the build that the machine is set up for, and must be there before uv resolves.
+# pip installs torch, in the build that the machine is configured for. This must happen before uv resolves.
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "serve-app: installing dependencies into $(VENV), once; this takes a minute" >&2
 	@$(PIP) install -q uv==$(UV_VERSION) || echo "serve-app: can't install uv: pip installs the dependencies, more slowly" >&2
@@ -175,7 +176,7 @@ $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.base
 	@$(call install,-e '.[test]')
 	@touch $@
 
-# The tests use these clients. They need other package versions than the service, so they have their own environment.
+# Clients for the tests, in a separate environment: they need other package versions than the service.
 $(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(VENV)/.base
 	@echo "serve-app: installing clients into $(CLIENTS), once; this takes a minute" >&2
 	@$(BIN)/python -m venv --clear $(CLIENTS)/venv
@@ -183,8 +184,8 @@ $(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(VENV)/.base
 	  else $(CLIENTS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<; fi
 	@touch $@
 
-# Programs as their users run them: 2 GB, for the longest tests only. Their lock file has no packages of other platforms,
-# which `npm ci` would ask for.
+# Programs in the form that users install: 2 GB, for the longest tests only. Their lock file has no packages of other
+# platforms, which `npm ci` would require.
 $(PROGRAMS)/.installed: $(AGENTS)/requirements.txt $(AGENTS)/package.json $(AGENTS)/package-lock.json | $(VENV)/.base
 	@echo "serve-app: installing programs into $(PROGRAMS), once; this takes some minutes" >&2
 	@$(BIN)/python -m venv --clear $(PROGRAMS)/venv

@@ -1,5 +1,5 @@
-# Read before `ray start`, with RAY_TMPDIR set: sockets and files of Ray and HAProxy go into that folder, which only this
-# user can enter. Ray opens its own folder in it to all users, and HAProxy's socket gives control of HAProxy.
+# Source this before `ray start`, with RAY_TMPDIR set. Sockets and files of Ray and HAProxy then go into that folder, which
+# only this user can enter: Ray opens its own folder to all users, and HAProxy's socket gives control of HAProxy.
 umask 077
 mkdir -p "$RAY_TMPDIR/ha" && chmod 700 "$RAY_TMPDIR" || exit
 export RAY_TMPDIR

@@ -1,6 +1,6 @@
 """`python -m dashboards`: writes boards, rules and docs/metrics.md to their files.
 
-With `--check` it says what is wrong instead.
+With `--check`, it reports problems instead.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def check(root: Path = ROOT) -> list[str]:
     for path, text in files().items():
         file = root / path
         if not file.exists() or file.read_text(encoding="utf-8") != text:
-            found.append(f"{path} is not what the code makes: run `python -m dashboards`")
+            found.append(f"{path} is out of date: run `python -m dashboards`")
     extra = {path.name for path in (root / boards.FOLDER).glob("*.json")} - {path.name for path in files()}
-    return found + [f"{boards.FOLDER / name} is made by no code: delete it" for name in sorted(extra)]
+    return found + [f"{boards.FOLDER / name} is no longer generated: delete it" for name in sorted(extra)]
 
 
 def files() -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""All boards, and the files that Grafana gets."""
+"""Lists all boards, and the files for Grafana."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULES: Final = (users, capacity, engine, money, cluster)
 
 
 def documents() -> list[dict[str, Any]]:
-    """Each board as its JSON file has it."""
+    """Returns the boards, as in their JSON files."""
     return [json.loads(json.dumps(module.BOARD, cls=JSONEncoder)) for module in MODULES]
 
 

@@ -12,7 +12,7 @@ from serve_app.contracts import metrics
 
 NO_REPLICA: Final = "no replica"
 LACKING = 'reason="overloaded_error"'
-# A backend's share is one of all backends of its identifier, whichever are shown.
+# A backend's share is computed over all backends of its identifier, including those that are not shown.
 OF_IDENTIFIER = 'backend!="none"'
 SHOWN_BACKENDS = f'backend=~"{VARIABLES["backend"]}", {OF_IDENTIFIER}'
 
@@ -133,7 +133,7 @@ DEMAND = [
         "How much demand is turned away, and why?",
         {"{{backend}} {{reason}}": rate_of(metrics.REJECTED_DEMAND, "backend, reason")}, "short",
         good="Tokens a second: none for overloaded_error.",
-        otherwise="overloaded_error asks for replicas, tokens too while backends are pressed. The rest are limits.",
+        otherwise="overloaded_error: add replicas; tokens: too, under pressure. The rest are limits.",
         then=Board.MONEY,
     ),
     graph(
@@ -144,8 +144,8 @@ DEMAND = [
             )
         },
         "percentunit",
-        good="Below 85%, and alike on the replicas of a backend.",
-        otherwise="Unlike: requests are routed unevenly. All full: add replicas.",
+        good="Below 85%, and similar on all replicas of a backend.",
+        otherwise="They differ: requests are routed unevenly. All full: add replicas.",
         then=Board.ENGINE,
     ),
     graph(
@@ -155,7 +155,7 @@ DEMAND = [
             "{{model}} to {{backend}}, requests": actual_share(),
         },
         "percentunit",
-        good="The two lines of each backend lie together, after a change within a minute.",
+        good="The two lines of each backend coincide, after a change within a minute.",
         otherwise="Clients wait on a backend that is full, or gateways have not read the new weights.",
         then=Board.USERS,
     ),
@@ -163,7 +163,7 @@ DEMAND = [
         "Is a backend ejected?",
         {"{{model}}: {{backend}}": most(metrics.BACKEND_EJECTED, "model, backend")}, "short",
         good="0: every backend with weight gets its share.",
-        otherwise="1: its requests fail or are late, and others take its share. A roll-out was taken back by rule.",
+        otherwise="1: its requests fail or are late, and others take its share. A roll-out was rolled back.",
         then=Board.USERS,
     ),
 ]  # fmt: skip

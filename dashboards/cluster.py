@@ -29,7 +29,7 @@ def gpu_memory() -> str:
 
 
 def starts() -> str:
-    """A replica's counter is 1 from its start on, so its series is what is new."""
+    """Returns an expression for the starts of the last hour: series that are new, because each replica has its own."""
     counters = select(exported.REPLICA_STARTS)
     seen, before = f"count_over_time({counters}[1h])", f"count_over_time({counters}[1h] offset 1h)"
     return f"count by ({DEPLOYMENT}) ({seen} unless {before})"
@@ -132,7 +132,7 @@ FRONT_DOOR = [
     graph(
         "What does Serve answer?", {"{{status_code}}": rate_of(exported.HTTP_REQUESTS, "status_code")}, "reqps",
         stacked=True,
-        good="Nearly all 200. Health checks and operators' calls are in it.",
+        good="Nearly all 200. Health checks and operators' calls are included.",
         otherwise="Compare it with 'User health': the difference never reached a gateway's chat route.",
         then=Board.USERS,
     ),
@@ -157,8 +157,8 @@ FRONT_DOOR = [
             "{{instance}} at most": total(exported.HAPROXY_MAX_CONNECTIONS, "instance"),
         },
         "short",
-        good="Far below the limit, and alike on all nodes.",
-        otherwise="Unlike: the load balancer before the nodes sends clients to a few of them.",
+        good="Far below the limit, and similar on all nodes.",
+        otherwise="They differ: the load balancer in front of them prefers a few nodes.",
         then=Board.USERS,
     ),
     graph(
@@ -186,7 +186,7 @@ FRONT_DOOR = [
         },
         "short",
         good="One process a node; no difference for longer than a moment.",
-        otherwise="More processes: old ones still have open streams. A difference that stays: restart Serve on it.",
+        otherwise="More processes: old ones still have open streams. A lasting difference: restart Serve on that node.",
         then=Board.USERS,
     ),
 ]  # fmt: skip
@@ -221,7 +221,7 @@ SERVE = [
     ),
     graph(
         "Where are calls in progress?", {DEPLOYMENT_LEGEND: total(exported.CALLS_IN_PROGRESS, DEPLOYMENT)}, "short",
-        good="Gateways and models alike: one call each for a request.",
+        good="As many in gateways as in models: one call each for a request.",
         otherwise="Gateways have more: requests wait for limiter or ledger.",
         then=Board.MONEY,
     ),

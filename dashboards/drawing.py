@@ -1,4 +1,4 @@
-"""A board as one picture: its panels where the board has them, with their units and the colours of thresholds."""
+"""Draws a board as one picture, with the panels' layout, units and threshold colours."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from dashboards.query import Series
 from dashboards.units import shown
 
 WIDTH_IN, COLUMNS = 13.0, 24
-LINE_IN: Final = 0.31  # the height of one unit of a board's grid
+LINE_IN: Final = 0.31  # height of one unit of a board's grid
 HEAD_IN, TAIL_IN = 0.5, 0.1
-EDGE: Final = 0.008  # of the width, between two panels
+EDGE: Final = 0.008  # gap between two panels, as a share of the width
 COLOURS: Final = {"green": "#56a64b", "yellow": "#e0b400", "red": "#d64545"}
 EMPTY: Final = "#8e8e8e"
-NAMED: Final = 6  # lines in a legend: the largest ones
+MAX_NAMED: Final = 6  # lines in a legend: those with the largest values
 
 Panel = dict[str, Any]
 Answers = Mapping[int, Sequence[tuple[str, Series]]]
 
 
 def draw(title: str, panels: Sequence[Panel], answers: Answers, time: tuple[float, float], path: Path) -> None:
-    """`answers` are by the ids of panels, `time` is in Unix seconds. Needs matplotlib."""
+    """Writes the picture of the panels. `answers` are by panel id, `time` is in Unix seconds. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = path.stem  # the same answers make the same file
+    matplotlib.rcParams["svg.hashsalt"] = path.stem  # equal answers give equal files
     import matplotlib.pyplot as plt
 
     lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
@@ -60,7 +60,7 @@ def draw(title: str, panels: Sequence[Panel], answers: Answers, time: tuple[floa
 
 
 def colour(steps: Sequence[Mapping[str, Any]], value: float) -> str:
-    """Returns the colour of a single number: that of the last threshold which it has reached."""
+    """Returns the colour of the last threshold that a number has reached."""
     reached = [step["color"] for step in steps if step["value"] is None or value >= step["value"]]
     return COLOURS.get(reached[-1], EMPTY)
 
@@ -104,31 +104,31 @@ def _graph(axis: Any, panel: Panel, found: Sequence[tuple[str, Series]], time: t
     axis.tick_params(labelsize=7, length=2)
     axis.grid(alpha=0.3, linewidth=0.5)
     axis.spines[["top", "right"]].set_visible(False)
-    there = [(legend, _with_gaps(one.points)) for legend, one in _with_values(found)]
-    if not there:
+    shown_lines = [(legend, _with_gaps(one.points)) for legend, one in _with_values(found)]
+    if not shown_lines:
         axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", va="center", color=EMPTY)
     elif (defaults.get("custom", {}).get("stacking") or {}).get("mode") == "normal":
-        moments = sorted({moment for _, points in there for moment, _ in points})
-        heights = [[_value(points, moment) for moment in moments] for _, points in there]
-        axis.stackplot(moments, heights, labels=[legend for legend, _ in there], alpha=0.6, linewidth=0)
+        moments = sorted({moment for _, points in shown_lines for moment, _ in points})
+        heights = [[_value(points, moment) for moment in moments] for _, points in shown_lines]
+        axis.stackplot(moments, heights, labels=[legend for legend, _ in shown_lines], alpha=0.6, linewidth=0)
     else:
-        for legend, points in there:
+        for legend, points in shown_lines:
             axis.plot([moment for moment, _ in points], [value for _, value in points], label=legend, linewidth=1.2)
-    values = [value for _, points in there for _, value in points if not math.isnan(value)]
+    values = [value for _, points in shown_lines for _, value in points if not math.isnan(value)]
     if min(values, default=0.0) >= 0:  # as `axis_soft_min` has it
         axis.set_ylim(bottom=0, top=None if max(values, default=0.0) > 0 else 1)
 
 
 def _name(axis: Any, found: Sequence[tuple[str, Series]], place: tuple[float, float]) -> None:
-    """The legend: the largest lines, and how many more there are. `place` is in shares of the picture."""
-    there = _with_values(found)
+    """Draws the legend: the largest lines, and the number of the others. `place` is in shares of the picture."""
+    shown_lines = _with_values(found)
     handles, labels = axis.get_legend_handles_labels()
     if not any(labels):
         return
-    order = sorted(range(len(labels)), key=lambda number: -_largest(there[number][1].points))[:NAMED]
+    order = sorted(range(len(labels)), key=lambda number: -_largest(shown_lines[number][1].points))[:MAX_NAMED]
     names = [textwrap.shorten(labels[number], 40, placeholder="…") for number in order]
-    if len(there) > NAMED:
-        names[-1] += f"   + {len(there) - NAMED} more"
+    if len(shown_lines) > MAX_NAMED:
+        names[-1] += f"   + {len(shown_lines) - MAX_NAMED} more"
     axis.legend(
         [handles[number] for number in order], names, loc="upper left", ncols=3, frameon=False, fontsize=6.5,
         bbox_to_anchor=place, bbox_transform=axis.figure.transFigure, borderaxespad=0, borderpad=0,
@@ -141,7 +141,7 @@ def _with_values(found: Sequence[tuple[str, Series]]) -> list[tuple[str, Series]
 
 
 def _with_gaps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A line ends where the board's would: where there is no value for longer than GAP_MS."""
+    """Returns the points with NaN in gaps longer than GAP_MS, where the board interrupts the line, too."""
     found: list[tuple[float, float]] = []
     for moment, value in points:
         if found and moment - found[-1][0] > GAP_MS / 1000:

@@ -1,4 +1,4 @@
-"""Engine: what do the replicas' steps, batches, caches and guesses give?"""
+"""Engine: how well do the replicas' steps, batches, caches and guesses work?"""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ NOW_ROW = [
 STEPS = [
     graph(
         "How does step time change?", {"{{application}} {{replica}}": step_time(REPLICA, SHOWN)}, "s",
-        good="It follows the batch size, alike on all replicas of a backend.",
+        good="It follows the batch size, similar on all replicas of a backend.",
         otherwise="Only one replica: check its node.",
         then=Board.CLUSTER,
     ),
@@ -99,17 +99,17 @@ STEPS = [
 
 TOKENS = [
     graph(
-        "How many prompt tokens a second are taken in?",
+        "How many prompt tokens are processed per second?",
         {"{{application}}": rate_of(metrics.ENGINE_PROMPT_TOKENS, "application")}, "short",
         good="It follows the requests; cached tokens are included.",
-        otherwise="Flat while prefill is queued: this is what the replicas can do.",
+        otherwise="Flat while prefill is queued: this is the replicas' maximum.",
         then=Board.CAPACITY,
     ),
     graph(
-        "How many output tokens a second are made?",
+        "How many output tokens are generated per second?",
         {"{{application}}": rate_of(metrics.ENGINE_OUTPUT_TOKENS, "application")}, "short",
         good="It follows the sequences that run.",
-        otherwise="It falls while sequences run: steps got slower.",
+        otherwise="It falls while sequences run: steps have become slower.",
         then=Board.USERS,
     ),
     graph(
@@ -167,7 +167,7 @@ MEMORY = [
             "{{replica}} waiting": total(metrics.WAITING, "replica"),
         },
         "short",
-        good="Alike on the replicas of a backend.",
+        good="Similar on all replicas of a backend.",
         otherwise="One has all the load: check how calls are routed.",
         then=Board.CAPACITY,
     ),
@@ -181,7 +181,7 @@ MEMORY = [
 
 BOARD: Final = board(
     Board.ENGINE,
-    "What do the replicas' steps, batches, caches and guesses give?",
+    "How well do the replicas' steps, batches, caches and guesses work?",
     ("backend",),
     {"Now": NOW_ROW, "Steps": STEPS, "Tokens": TOKENS, "Memory and start": MEMORY},
 )

@@ -7,23 +7,23 @@ from typing import Final
 from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric
 
-# Of Ray Serve. Beside the labels that are given, replicas' own metrics have `application`, `deployment`, `replica`.
+# Of Ray Serve. Metrics of replicas also have the labels `application`, `deployment` and `replica`.
 HTTP_REQUESTS: Final = Metric(
     "counter", "serve_num_http_requests", "requests", "Requests through Serve's front door",
     ("route", "method", "application", "status_code"),
 )  # fmt: skip
 HTTP_ERRORS: Final = Metric(
-    "counter", "serve_num_http_error_requests", "requests", "Of these, with a status of 400 or more",
+    "counter", "serve_num_http_error_requests", "requests", "HTTP requests with a status of 400 or more",
     ("route", "error_code", "method", "application"),
 )  # fmt: skip
 DEPLOYMENT_ERRORS: Final = Metric(
     "counter", "serve_deployment_error_counter", "calls", "Calls of a replica that raised", ("route", "exception_type")
 )
 REPLICA_STARTS: Final = Metric(
-    "counter", "serve_deployment_replica_starts", "starts", "1 for each replica, from its start on"
+    "counter", "serve_deployment_replica_starts", "starts", "1 for each replica, from its start"
 )
 REPLICA_HEALTHY: Final = Metric(
-    "gauge", "serve_deployment_replica_healthy", "replicas", "1 for each healthy replica, 0 for each other",
+    "gauge", "serve_deployment_replica_healthy", "replicas", "1 for each healthy replica, 0 for the others",
     ("deployment", "application"),
 )  # fmt: skip
 APPLICATION_STATUS: Final = Metric(
@@ -41,7 +41,7 @@ QUEUED_CALLS: Final = Metric(
 )  # fmt: skip
 CALLS_IN_PROGRESS: Final = Metric("gauge", "serve_replica_processing_queries", "calls", "Calls in a replica")
 TARGET_REPLICAS: Final = Metric(
-    "gauge", "serve_autoscaling_target_replicas", "replicas", "What Serve is bringing a deployment to",
+    "gauge", "serve_autoscaling_target_replicas", "replicas", "Number of replicas that Serve aims at",
     ("deployment", "application"),
 )  # fmt: skip
 DESIRED_REPLICAS: Final = Metric(
@@ -56,7 +56,7 @@ HAPROXY_PROCESSES: Final = Metric(
     "gauge", "serve_haproxy_process_count", "processes", "HAProxy's processes on a node", ("node_id",)
 )
 HAPROXY_MISMATCH: Final = Metric(
-    "gauge", "serve_haproxy_target_mismatch", "targets", "Replicas that HAProxy and Serve's controller differ on",
+    "gauge", "serve_haproxy_target_mismatch", "targets", "Replicas known to only one of HAProxy and Serve's controller",
     ("node_id",),
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ _NODE: Final = ("ip", "RayNodeType", "IsHeadNode")
 _GPU: Final = (*_NODE, "GpuDeviceName", "GpuIndex", "GpuUuid")
 NODE_CPU: Final = Metric("gauge", "node_cpu_utilization", "percent", "CPU in use", _NODE)
 NODE_MEMORY_USED: Final = Metric("gauge", "node_mem_used", "bytes", "Memory in use", _NODE)
-NODE_MEMORY_TOTAL: Final = Metric("gauge", "node_mem_total", "bytes", "Memory there is", _NODE)
+NODE_MEMORY_TOTAL: Final = Metric("gauge", "node_mem_total", "bytes", "Total memory", _NODE)
 NODE_DISK: Final = Metric("gauge", "node_disk_utilization_percentage", "percent", "Disk in use", _NODE)
 GPU_USE: Final = Metric("gauge", "node_gpus_utilization", "percent", "Time in which a GPU computes", _GPU)
 GPU_MEMORY_USED: Final = Metric("gauge", "node_gram_used", "megabytes", "Memory of a GPU in use", _GPU)
@@ -73,7 +73,7 @@ GPU_MEMORY_FREE: Final = Metric("gauge", "node_gram_available", "megabytes", "Me
 
 
 class HaproxyMetric(Metric):
-    """Its exported name has no prefix."""
+    """A metric of HAProxy. Its exported name has no prefix."""
 
     __slots__ = ()
 
@@ -82,8 +82,10 @@ class HaproxyMetric(Metric):
         return self.name + ("_total" if self.kind == "counter" else "")
 
 
-HAPROXY_CONNECTIONS: Final = HaproxyMetric("gauge", "haproxy_process_current_connections", "connections", "Open now")
-HAPROXY_MAX_CONNECTIONS: Final = HaproxyMetric("gauge", "haproxy_process_max_connections", "connections", "At most")
+HAPROXY_CONNECTIONS: Final = HaproxyMetric(
+    "gauge", "haproxy_process_current_connections", "connections", "Open connections"
+)
+HAPROXY_MAX_CONNECTIONS: Final = HaproxyMetric("gauge", "haproxy_process_max_connections", "connections", "Limit")
 HAPROXY_RESPONSES: Final = HaproxyMetric(
     "counter", "haproxy_frontend_http_responses", "responses", "Sent to clients, by class of status", ("proxy", "code")
 )
@@ -110,7 +112,7 @@ HAPROXYS: Final = (
 
 
 def series(metric: Metric) -> tuple[str, ...]:
-    """The names under which Prometheus sees a metric."""
+    """Returns the names under which Prometheus has a metric."""
     if metric.kind != "histogram":
         return (metric.exported,)
     return tuple(f"{metric.exported}_{part}" for part in ("bucket", "sum", "count"))

@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import promql_parser
 
-# Durations that Grafana puts in. Other variables stand in strings, where PromQL allows them.
+# Variables that Grafana replaces by durations. Other variables are in strings, where PromQL allows them.
 DURATION: Final = re.compile(r"\[\$__(rate_interval|range|interval)\b")
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """Without rows; those that a collapsed row holds too."""
+    """Returns the panels without rows, including the panels in collapsed rows."""
     found = [nested for panel in board["panels"] for nested in (panel, *panel.get("panels", []))]
     return [panel for panel in found if panel["type"] != "row"]
 
 
 def variable_expressions(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The name of each variable that Prometheus is asked for, and the selector in its `label_values`."""
+    """Yields the name of each variable with values from Prometheus, and the selector in its `label_values`."""
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), *\w+\)", variable["query"]["query"])
@@ -32,13 +32,13 @@ def all_expressions(board: dict[str, Any]) -> list[str]:
 
 
 def selectors(expression: str) -> list[promql_parser.VectorSelector]:
-    """Raises ValueError when it is not PromQL."""
+    """Returns the selectors in an expression. Raises ValueError if it is not PromQL."""
     found: list[promql_parser.VectorSelector] = []
 
     def note(node: promql_parser.Expr) -> None:
         if isinstance(node, promql_parser.VectorSelector):
             if not node.name:
-                raise ValueError("a selector has no metric's name")
+                raise ValueError("a selector has no metric name")
             found.append(node)
 
     promql_parser.walk(_parsed(expression), note)
@@ -46,7 +46,7 @@ def selectors(expression: str) -> list[promql_parser.VectorSelector]:
 
 
 def grouped_by(expression: str) -> set[str]:
-    """The labels of all its `by (…)`. Raises ValueError when it is not PromQL."""
+    """Returns the labels in all `by (…)` of an expression. Raises ValueError if it is not PromQL."""
     found: set[str] = set()
 
     def note(node: promql_parser.Expr) -> None:
@@ -62,5 +62,5 @@ def _parsed(expression: str) -> promql_parser.Expr:
 
 
 def names(expression: str) -> set[str]:
-    """The series that it names. Raises ValueError when it is not PromQL."""
+    """Returns the names of the series in an expression. Raises ValueError if it is not PromQL."""
     return {selector.name for selector in selectors(expression) if selector.name}

@@ -1,4 +1,4 @@
-"""A board from its panels: variables, links to the other boards, rows."""
+"""Builds a board from its panels: variables, links to the other boards, rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH: Final = 24
 def board(
     which: Board, description: str, variables: Sequence[str], rows: Mapping[str, Sequence[Panel]]
 ) -> dashboard.Dashboard:
-    """`variables`: what can be chosen beside data source, cluster and namespace: "identifier", "backend"."""
+    """Builds a board. `variables` to choose besides data source, cluster and namespace: "identifier", "backend"."""
     made = build.Dashboard(which.value).uid(which.uid).description(description).tags([TAG]).editable()
     made.timezone("browser").refresh("30s").time("now-3h", "now").tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
     made.link(

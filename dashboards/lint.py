@@ -1,4 +1,4 @@
-"""Checks of a board. Grafana itself accepts nearly everything and then shows nothing."""
+"""Checks boards. Grafana itself accepts almost any board, and shows no data if it is wrong."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from serve_app.contracts import metrics
 Document = dict[str, Any]
 Selectors = list[promql_parser.VectorSelector]
 SERVICE: Final = {"cluster": "$cluster", "namespace": "$namespace"}
-# The labels of Prometheus, of histograms, and of Ray's replicas.
+# Labels that Prometheus, histograms and Ray's replicas add.
 EVERYWHERE: Final = {"cluster", "namespace", "instance", "le", "application", "deployment", "replica"}
 
 
 def problems(board: Document) -> list[str]:
-    """A sentence for each, with the name of the panel or variable."""
+    """Returns a sentence for each problem, with the name of the panel or variable."""
     missing = [key for key in ("uid", "title", "panels", "templating") if not board.get(key)]
     if missing:
         return [f"the board has no {key}" for key in missing]
@@ -34,7 +34,7 @@ def problems(board: Document) -> list[str]:
 
 
 def dead_metrics(boards: Iterable[Document], rules: Iterable[str]) -> list[str]:
-    """Metrics of the service that no board and no rule, given by its expression, uses."""
+    """Returns a sentence for each metric of the service that no board and no rule uses. `rules` are expressions."""
     expressions = [*rules, *(expression for board in boards for expression in all_expressions(board))]
     used = {name for expression in expressions for name in names(expression)}
     return [f"no board and no rule uses {one.exported}" for one in metrics.ALL if used.isdisjoint(series(one))]
@@ -43,7 +43,7 @@ def dead_metrics(boards: Iterable[Document], rules: Iterable[str]) -> list[str]:
 def _panel(panel: Document) -> Iterator[str]:
     defaults = panel.get("fieldConfig", {}).get("defaults", {})
     if not panel.get("title", "").endswith("?"):
-        yield "the title is no question"
+        yield "the title is not a question"
     if not panel.get("description"):
         yield "no description"
     if not defaults.get("unit"):
@@ -65,7 +65,7 @@ def _links(panel: Document) -> Iterator[str]:
     for link in panel.get("links", []):
         uid = re.search(r"/d/([\w-]+)", link.get("url", ""))
         if uid and uid[1] not in {board.uid for board in Board}:
-            yield f"links to {uid[1]}, which is no board"
+            yield f"links to {uid[1]}, which is not a board"
 
 
 def _target(target: Document) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _duplicates(board: Document) -> Iterator[str]:
             yield f"panels {titles} have the same id {panel_id}"
     for title, times in Counter(panel.get("title") for panel in panels(board)).items():
         if times > 1:
-            yield f"panel {title!r}: there are {times} of this title"
+            yield f"panel {title!r}: {times} panels have this title"
 
 
 def _variables(board: Document) -> Iterator[str]:
@@ -131,6 +131,6 @@ def _variables(board: Document) -> Iterator[str]:
 
 
 def _used(document: Document) -> set[str]:
-    """The variables that it names, without Grafana's own, which begin with two underscores."""
+    """Returns the variables in a document, without Grafana's own, which begin with two underscores."""
     found = re.findall(r"\$\{?([A-Za-z_]\w*)", json.dumps(document))
     return {name for name in found if not name.startswith("__")}

@@ -1,4 +1,4 @@
-"""docs/metrics.md: every metric of the service, from where it is declared."""
+"""Generates docs/metrics.md from the declarations of the service's metrics."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dashboards.panels import Board, bad_from, graph, high_is_bad, low_is_bad, s
 from dashboards.promql import SERVICE, increase_of, least, most, or_zero, quantiles, rate_of, share, total
 from serve_app.contracts import metrics
 
-ANY: Final = 1e-9  # the least that is above 0, of money
+ANY: Final = 1e-9  # the smallest amount of money above 0
 SHARD: Final = f"{SERVICE}, shard"
 SHARD_LEGEND: Final = "{{cluster}} {{namespace}} shard {{shard}}"
 NOT_ASKED: Final = "not exported"
@@ -28,7 +28,7 @@ NOW_ROW = [
         then=Board.CLUSTER,
     ),
     single(
-        "How long ago were they checked?", f"time() - min({most(metrics.BOOKS_CHECKED, SERVICE)})", "s",
+        "How long ago were the books checked?", f"time() - min({most(metrics.BOOKS_CHECKED, SERVICE)})", "s",
         high_is_bad(1800, 3600), empty="not checked",
         good="Within the last quarter of an hour: books_check_s.",
         otherwise="Run `serve-app ledger check`, and see in accounting's log why its own check does not run.",
@@ -37,7 +37,7 @@ NOW_ROW = [
     single(
         "How many settlements are stuck?", most(metrics.STUCK), "short", bad_from(1), empty=NOT_ASKED,
         good="0.",
-        otherwise="They were delivered and are not billed. `serve-app ledger stuck` shows the reason. Fix it, "
+        otherwise="Their replies were delivered and are not billed. `serve-app ledger stuck` shows the reason. Fix it, "
         "then settle them with --all.",
         then=Board.CLUSTER,
     ),
@@ -132,7 +132,7 @@ SETTLEMENTS = [
     graph(
         "How far behind is the ledger?", quantiles(metrics.LEDGER_LAG), "s",
         good="From a request's end to its commit: below a second.",
-        otherwise="Minutes: spools are replayed after an outage. Balances are older than they look until then.",
+        otherwise="Minutes: spools are replayed after an outage. Until then, balances are out of date.",
         then=Board.CLUSTER,
     ),
 ]  # fmt: skip
@@ -154,13 +154,13 @@ BOOKS = [
     graph(
         "How large is the largest spool?", {"{{holder}}": most(metrics.SPOOL_BYTES, "holder")}, "bytes",
         good="Far below spool_max_bytes.",
-        otherwise="At nine tenths of spool_max_bytes a gateway admits nothing: restore the database before.",
+        otherwise="At nine tenths of spool_max_bytes a gateway admits nothing: restore the database before that.",
         then=Board.CLUSTER,
     ),
     graph(
         "Have the books ever differed?", {"differences": most(metrics.BOOKS_DIFFERENCES)}, "short",
         good="0 at every check.",
-        otherwise="Search the log for the time of the rise, minus the interval of the checks.",
+        otherwise="Search the log for the time between the last check without a difference and the rise.",
         then=Board.CLUSTER,
     ),
 ]  # fmt: skip
@@ -183,19 +183,19 @@ LIMITS = [
     graph(
         "How much of its limits does an account keep?",
         {"{{backend}} shard {{shard}}": least(metrics.EFFECTIVE_SHARE, "shard, backend")}, "percentunit",
-        good="100%, of an account with the default contract.",
+        good="100%, for an account with the default contract.",
         otherwise="Pressure has lowered the limits. Accounts with more weight keep more.",
         then=Board.CAPACITY,
     ),
     graph(
         "For how many requests is money held?", {"shard {{shard}}": total(metrics.HOLDS, "shard")}, "short",
-        good="As many as run.",
-        otherwise="More than run: settlements wait, or a gateway died and its holds have not expired yet.",
+        good="The number of running requests.",
+        otherwise="More than that: settlements wait, or a gateway died and its holds have not expired yet.",
         then=Board.CAPACITY,
     ),
     graph(
         "How much money is held?", {"shard {{shard}}": total(metrics.HELD, "shard")}, "short",
-        good="Units of currency: it follows the requests that run.",
+        good="Units of currency: it follows the running requests.",
         otherwise="It grows without traffic: holds are not released.",
         then=Board.USERS,
     ),

@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models import dashboard
 
 TAG: Final = "serve-app"
 DATASOURCE: Final = dashboard.DataSourceRef("prometheus", "${datasource}")
-GAP_MS: Final = 90_000  # a line goes on where a scrape failed
+GAP_MS: Final = 90_000  # a line continues over shorter gaps, such as a failed scrape
 Panel = stat.Panel | timeseries.Panel
 Thresholds = Sequence[tuple[float | None, str]]
 
@@ -55,7 +55,7 @@ def single(
     empty: str = "no data",
     names: Mapping[int, str] | None = None,
 ) -> stat.Panel:
-    """A number that shows how things are at this moment. `empty` stands where there is none, `names` for numbers."""
+    """Builds a panel with the current value. `empty` is shown if there is none, and `names` instead of some numbers."""
     panel = stat.Panel().title(title).description(_advice(good, otherwise)).unit(unit).links([_next(then)])
     steps = [dashboard.Threshold(value, color) for value, color in thresholds]
     panel.thresholds(build.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps))
@@ -65,7 +65,7 @@ def single(
     if names:
         texts = {str(value): dashboard.ValueMappingResult(text=text) for value, text in names.items()}
         panel.mappings([dashboard.ValueMap(texts)])
-    # Instant: a range's last value would still be shown after the process that exported it is gone.
+    # An instant query: the last value of a range would still be shown after its process has ended.
     query = prometheus.Dataquery().expr(expression).ref_id("A").datasource(DATASOURCE).instant()
     return panel.datasource(DATASOURCE).height(4).with_target(query)
 
@@ -80,7 +80,7 @@ def graph(
     then: Board,
     stacked: bool = False,
 ) -> timeseries.Panel:
-    """`lines` are expressions by their legends."""
+    """Builds a panel with lines: expressions by legend."""
     panel = timeseries.Panel().title(title).description(_advice(good, otherwise)).unit(unit).links([_next(then)])
     panel.color_scheme(build.FieldColor().mode(dashboard.FieldColorModeId.PALETTE_CLASSIC))
     panel.fill_opacity(40 if stacked else 8).axis_soft_min(0).span_nulls(GAP_MS)
@@ -104,6 +104,6 @@ def _advice(good: str, otherwise: str) -> str:
 
 
 def _next(then: Board) -> build.DashboardLink:
-    """The board to look at next, for the same time and choice."""
+    """Returns a link to the board to look at next, with the same time range and variables."""
     url = f"/d/{then.uid}?${{__url_time_range}}&${{__all_variables}}"
     return build.DashboardLink(f"Next: {then.value}").type(dashboard.DashboardLinkType.LINK).url(url)

@@ -1,6 +1,6 @@
 """`python -m dashboards.pictures`: draws boards from the answers that a Prometheus gives to their queries.
 
-Where no Grafana is at hand it shows what a board would show. The pictures are drawn, they are no screenshots.
+It shows the boards without a Grafana. The pictures are drawings, not screenshots.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 from dashboards import boards, drawing
 from dashboards.query import Prometheus, Series, filled
 
-POINTS: Final = 120  # of a line
+POINTS: Final = 120  # per line
 MIN_STEP_S: Final = 5.0
 
 
@@ -36,7 +36,7 @@ class Time:
 
 
 def first_rows(board: dict[str, Any], rows: int) -> list[dict[str, Any]]:
-    """The rows' titles and panels, as the board has them."""
+    """Returns the board's first `rows` rows: their titles and panels."""
     begun = 0
 
     def is_shown(panel: dict[str, Any]) -> bool:
@@ -50,7 +50,7 @@ def first_rows(board: dict[str, Any], rows: int) -> list[dict[str, Any]]:
 def answer(
     prometheus: Prometheus, panel: dict[str, Any], shown: Time, chosen: Mapping[str, str]
 ) -> list[tuple[str, Series]]:
-    """The series of a panel with their legends, in the order of its queries."""
+    """Returns the series of a panel with their legends, in the order of its queries."""
     found: list[tuple[str, Series]] = []
     for target in panel.get("targets", []):
         expression = filled(target["expr"], chosen, shown=f"{shown.ended - shown.began:.0f}s")
@@ -65,7 +65,7 @@ def answer(
 def draw(
     prometheus: Prometheus, uid: str, path: Path, shown: Time, chosen: Mapping[str, str], *, rows: int = 99
 ) -> None:
-    """Writes the board's picture; the ending of `path` says of which kind. Raises as Prometheus does."""
+    """Writes the board's picture, in the format of the suffix of `path`. Raises the errors of `Prometheus`."""
     [board] = [one for one in boards.documents() if one["uid"] == uid]
     panels = first_rows(board, rows)
     answers = {panel["id"]: answer(prometheus, panel, shown, chosen) for panel in panels}
@@ -77,11 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [board["uid"].partition("-app-")[2] for board in boards.documents()]
     parser = argparse.ArgumentParser(prog="python -m dashboards.pictures", description=__doc__)
     parser.add_argument("--prometheus", required=True, metavar="URL")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="for one file a board")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="output folder: one file per board")
     parser.add_argument("--boards", nargs="+", choices=names, default=names, help="default: all")
-    parser.add_argument("--rows", type=int, default=99, help="only the first ones of each board")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of time, up to now; default: 10")
-    parser.add_argument("--cluster", default=".*", help="a regular expression of the label; default: all")
+    parser.add_argument("--rows", type=int, default=99, help="number of rows to draw of each board; default: all")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time range, up to now; default: 10")
+    parser.add_argument("--cluster", default=".*", help="regular expression for the label; default: all")
     parser.add_argument("--format", choices=("png", "svg"), default="png", help="default: png")
     options = parser.parse_args(arguments)
     prometheus = Prometheus(options.prometheus)

@@ -1,4 +1,4 @@
-"""Expressions over declared metrics. `by` and `where` hold what PromQL has in its brackets: `where='status=~"5.."'`."""
+"""Builds expressions over declared metrics. `by` and `where` are the contents of brackets: `where='status=~"5.."'`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric
 
-SHOWN: Final = "$__rate_interval"  # the step of a graph
-NOW: Final = "5m"  # of single stats, for any time that is shown
+SHOWN: Final = "$__rate_interval"  # depends on the step of a graph
+NOW: Final = "5m"  # for single stats, independent of the board's time range
 ALL_SHOWN: Final = "$__range"
 SERVICE: Final = "cluster, namespace"
 REPLICA: Final = "application, replica"
-MODELS: Final = 'deployment="Model", application=~"$backend"'  # of Ray's metrics, those about model replicas
+MODELS: Final = 'deployment="Model", application=~"$backend"'  # selects model replicas in Ray's metrics
 
-# The variable of a board that chooses values of a label.
+# Variable of a board by the label whose values it selects.
 VARIABLES: Final = {
     "cluster": "$cluster",
     "namespace": "$namespace",
@@ -26,7 +26,7 @@ VARIABLES: Final = {
 
 
 def select(metric: Metric, where: str = "", suffix: str = "") -> str:
-    """Selects a metric's series by the board's variables. A label that `where` names is chosen by `where` alone."""
+    """Selects a metric's series by the board's variables. For a label in `where`, only `where` applies."""
     labels = ["cluster", "namespace", *(label for label in ("model", "backend") if label in metric.labels)]
     if metric in metrics.OF_REPLICAS:
         labels.append("application")
@@ -49,7 +49,7 @@ def quantile(of: float, histogram: Metric, by: str = "", where: str = "", over: 
 
 
 def quantiles(histogram: Metric, by: str = "", where: str = "") -> dict[str, str]:
-    """Three lines of a graph, with their legends."""
+    """Returns p50, p95 and p99 by legend."""
     legend = "".join(f" {{{{{label.strip()}}}}}" for label in by.split(",") if label)
     return {f"p{of * 100:.0f}{legend}": quantile(of, histogram, by, where) for of in (0.5, 0.95, 0.99)}
 
@@ -67,12 +67,12 @@ def least(gauge: Metric, by: str = "", where: str = "") -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """No value where the whole is 0."""
+    """Returns an expression that has no value where `whole` is 0."""
     return f"{part} / ({whole} > 0)"
 
 
 def or_zero(expression: str) -> str:
-    """0 where there is no value: for what is exported only while it is above 0."""
+    """Returns an expression that is 0 without a value, for metrics exported only while above 0."""
     return f"({expression} or vector(0))"
 
 

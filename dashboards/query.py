@@ -1,4 +1,4 @@
-"""Asks a Prometheus what a board would ask it: its expressions, with values for the board's variables."""
+"""Sends the queries of a board to a Prometheus, with values for the board's variables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import httpx
 
-ALL: Final = ".*"  # of a variable: all values are chosen
-RATE_WINDOW: Final = "1m"  # what Grafana makes of $__rate_interval with the shortest steps
+ALL: Final = ".*"  # value of a variable that selects everything
+RATE_WINDOW: Final = "1m"  # Grafana's value of $__rate_interval for the shortest steps
 
 Point = tuple[float, float]  # Unix seconds, value
 
@@ -19,9 +19,9 @@ Point = tuple[float, float]  # Unix seconds, value
 def filled(
     expression: str, chosen: Mapping[str, str] | None = None, *, window: str = RATE_WINDOW, shown: str = "5m"
 ) -> str:
-    """The expression as Grafana sends it. `chosen` has regular expressions by the names of variables, default ALL.
+    """Returns the expression as Grafana sends it. `chosen` has a regular expression by variable; default: ALL.
 
-    `shown` is the time that the board shows, as PromQL writes durations.
+    `shown` is the board's time range, as a PromQL duration.
     """
     chosen = chosen or {}
     text = re.sub(r"\$__(rate_interval|interval)", window, expression).replace("$__range", shown)
@@ -30,18 +30,18 @@ def filled(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One answer. An instant has one point."""
+    """One series of an answer. An instant query returns one point."""
 
     labels: Mapping[str, str]
     points: tuple[Point, ...]
 
     def legend(self, form: str) -> str:
-        """`form` is what Grafana takes: text with {{label}} in it."""
+        """Returns the legend for `form`, a text with {{label}} as in Grafana."""
         return re.sub(r"{{ *(\w+) *}}", lambda found: self.labels.get(found[1], ""), form).strip()
 
 
 class Prometheus:
-    """One server. Raises httpx.HTTPError, and ValueError where it refuses an expression."""
+    """A Prometheus server. Queries raise httpx.HTTPError, or ValueError if it rejects an expression."""
 
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None = None) -> None:
         self._http = httpx.Client(base_url=url, timeout=30, trust_env=False, transport=transport)
@@ -53,7 +53,7 @@ class Prometheus:
         return answer["data"]
 
     def ask(self, expression: str, at: float | None = None) -> list[Series]:
-        """Now, or at a Unix time."""
+        """Runs an instant query, now or at a Unix time."""
         moment = {} if at is None else {"time": f"{at}"}
         found = self.get("query", query=expression, **moment)["result"]
         return [Series(one["metric"], (_point(one["value"]),)) for one in found]
@@ -63,12 +63,12 @@ class Prometheus:
         return [Series(one["metric"], tuple(map(_point, one["values"]))) for one in found]
 
     def total(self, expression: str, by: str) -> dict[str, float]:
-        """Sums by one label, without those that are 0."""
+        """Returns sums by one label, without zeros."""
         found = self.ask(f"sum by ({by}) ({expression})")
         return {one.labels[by]: one.points[0][1] for one in found if one.points[0][1]}
 
     def alerts(self, state: str = "firing|pending") -> list[Mapping[str, str]]:
-        """The labels of the alerts that are in one of these states, `alertname` among them."""
+        """Returns the labels of the alerts in these states (a regular expression). `alertname` is one of the labels."""
         return [one.labels for one in self.ask(f'ALERTS{{alertstate=~"{state}"}}')]
 
 

@@ -1,4 +1,4 @@
-"""Numbers as a board shows them, in Grafana's units."""
+"""Formats numbers as a board shows them, in Grafana's units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES: Final = ((2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"))
 
 
 def shown(value: float, unit: str) -> str:
-    """`unit` is Grafana's name of it; an unknown one is shown as it is named."""
+    """Formats a value. `unit` is Grafana's name of the unit; an unknown name is shown unchanged."""
     if math.isnan(value):
         return "–"
     return _UNITS.get(unit, lambda number: f"{_scaled(number, _COUNTS)} {unit}")(value)
@@ -33,7 +33,7 @@ def _scaled(value: float, sizes: Sequence[tuple[float, str]]) -> str:
 
 
 def _share(value: float) -> str:
-    """Nothing but 1 is shown as 100%."""
+    """Formats a share. Just below 1, it has more digits, so that it does not look like 100%."""
     percent = 100 * value
     digits = 3 if 99 < percent < 100 else 1
     return f"{percent:.{digits}f}".rstrip("0").rstrip(".") + "%"

@@ -11,13 +11,13 @@ from dashboards.rules.slo import SLOS
 from serve_app.contracts import metrics
 
 ERRORS: Final = 'status=~"5.."'
-COUNTED: Final = 'status!~"4.."'  # 4xx is the client's fault or limit, 499 a client that left
+COUNTED: Final = 'status!~"4.."'  # 4xx is the client's fault or limit; with 499 it hung up
 ANY_BACKEND: Final = 'backend=~".+"'  # refusals have none
 NO_TRAFFIC: Final = "no traffic"
 
 
 def in_time(target: str) -> str:
-    """The share of served requests that met a latency target of their identifier."""
+    """Returns an expression for the share of served requests that met a latency target of their identifier."""
     met = rate_of(metrics.LATENCY_TARGETS, where=f'target="{target}", met="yes"', over=NOW)
     return share(met, rate_of(metrics.LATENCY_TARGETS, where=f'target="{target}"', over=NOW))
 
@@ -28,7 +28,7 @@ def availability(over: str) -> str:
 
 
 def promised(slo: str) -> Thresholds:
-    """Green: the objective is met. Red: the error budget is spent ten times too fast."""
+    """Returns thresholds. Green: the objective is met. Red: the error budget is spent ten times too fast."""
     target = next(one.target for one in SLOS if one.name == slo)
     return low_is_bad(round(1 - 10 * (1 - target), 6), target)
 
@@ -125,7 +125,7 @@ ANSWERS = [
             "served within all targets (goodput)": rate_of(metrics.LATENCY_TARGETS, where='target="all", met="yes"'),
         },
         "reqps",
-        good="The three lines lie together.",
+        good="The three lines coincide.",
         otherwise="Served below all: refusals and errors. Goodput below served: users wait.",
         then=Board.CAPACITY,
     ),
@@ -136,15 +136,16 @@ ANSWERS = [
         then=Board.ENGINE,
     ),
     graph(
-        "How often does a replica take requests with it?", {"{{backend}}": rate_of(metrics.RERUNS, "backend")}, "reqps",
-        good="Never. Counts requests whose replica was lost and that ran again on another replica.",
+        "How many requests run again after the loss of a replica?",
+        {"{{backend}}": rate_of(metrics.RERUNS, "backend")}, "reqps",
+        good="None.",
         otherwise="A replica or its node died. If it continues: requests crash the replicas.",
         then=Board.ENGINE,
     ),
     graph(
         "How much demand is turned away?", {"{{reason}}": rate_of(metrics.REJECTED_DEMAND, "reason")}, "short",
-        good="Tokens a second, prompt and most output, of refused requests: none for overloaded_error.",
-        otherwise="overloaded_error is demand that more replicas would serve. The others ask for higher limits.",
+        good="None for overloaded_error. Unit: tokens per second, prompt and maximum output.",
+        otherwise="overloaded_error is demand that more replicas would serve. The other reasons need higher limits.",
         then=Board.CAPACITY,
     ),
 ]  # fmt: skip
@@ -164,7 +165,7 @@ TIMES = [
     ),
     graph(
         "Do replies stall?", quantiles(metrics.INTER_TOKEN_SECONDS, "model"), "s",
-        good="The time between two pieces: p99 within a few times p50.",
+        good="The time between two chunks: p99 within a few times p50.",
         otherwise="Long pauses while the mean is good: prefills of long prompts, preemption, or a blocked event loop.",
         then=Board.ENGINE,
     ),

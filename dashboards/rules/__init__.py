@@ -1,6 +1,6 @@
 """Prometheus' recording and alert rules. `python -m dashboards` writes the files that Prometheus reads.
 
-A rule is changed here, then written, then tried: `pytest tests/dashboards`. Each alert has a section in
+To change a rule, edit it here, run `python -m dashboards`, then `pytest tests/dashboards`. Each alert has a section in
 `docs/runbooks.md` and cases in `tests/dashboards/rule_tests`.
 """
 

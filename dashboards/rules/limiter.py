@@ -12,8 +12,8 @@ from serve_app.contracts import metrics
 SHARD: Final = f"{SERVICE}, deployment"
 SHARDS: Final = selector(DEPLOYMENT_STATUS, 'application="gateway", deployment=~"Limiter(-[0-9]+)?"')
 
-# Ray's label `deployment` names the shard in both: `Limiter`, `Limiter-1`. The second part is a shard that Serve knows
-# and that does not report.
+# Ray's label `deployment` names the shard in both: `Limiter`, `Limiter-1`. The second part finds shards
+# that Serve knows and that do not report.
 ADMITS_NOTHING: Final = f"""\
 max by ({SHARD}) ({metrics.LIMITER_EPOCH.exported}) == 0
 or

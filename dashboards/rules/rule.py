@@ -14,7 +14,7 @@ RUNBOOKS: Final = "docs/runbooks.md"  # or the address under which you publish t
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A series that Prometheus computes ahead. Names are level:metric:operation."""
+    """A series that Prometheus computes in advance. Names are level:metric:operation."""
 
     name: str
     expr: str
@@ -27,14 +27,14 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Fires while `expr` has a value. `page` wakes somebody up; `warn` can wait for the morning."""
+    """Fires while `expr` has a value. `page` wakes someone up; `warn` can wait until morning."""
 
     name: str
     severity: Literal["page", "warn"]
     expr: str
-    summary: str  # may hold Prometheus' templates, as may the description
+    summary: str  # may have Prometheus templates, like the description
     description: str  # what it means for users
-    lasts: str = ""  # the condition has to hold for so long
+    lasts: str = ""  # how long the condition must hold
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -68,7 +68,7 @@ class Group:
 
 
 def selector(metric: Metric, where: str = "", suffix: str = "") -> str:
-    """Some series of a metric; `where` is what PromQL has in braces."""
+    """Returns a selector of a metric's series. `where` is the content of PromQL's braces."""
     return f"{metric.exported}{suffix}" + (f"{{{where}}}" if where else "")
 
 

@@ -1,4 +1,4 @@
-"""The rules as a file of Prometheus, and as a manifest of the Prometheus operator."""
+"""Formats the rules as a file for Prometheus, and as a manifest for the Prometheus operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METADATA: Final = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Expressions of several lines stay as they are written."""
+    """Writes multi-line expressions as blocks."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)

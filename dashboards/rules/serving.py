@@ -9,17 +9,17 @@ from dashboards.promql import SERVICE
 from dashboards.rules.rule import Alert, Group, Recording, selector
 from serve_app.contracts import metrics
 
-# cert-manager's. Where there is none, the alerts never fire.
+# A metric of cert-manager. Without cert-manager, its alerts never fire.
 CERTIFICATE_EXPIRES: Final = "certmanager_certificate_expiration_timestamp_seconds"
 
-# The controller exports the status of the application from its deployment on, also while no gateway is ready.
+# The controller exports the application's status from its deployment on, even while no gateway is ready.
 KNOWN: Final = selector(APPLICATION_STATUS, 'application="gateway"')
 GATEWAYS: Final = selector(REPLICA_HEALTHY, 'application="gateway", deployment="Gateway"')
 MODELS: Final = selector(REPLICA_HEALTHY, 'deployment="Model"')
 OVERLOADED: Final = selector(metrics.REFUSALS, 'reason="overloaded_error"')
 
-# Without a healthy gateway; or known within a day and now without any; or never seen at all. While the controller
-# restarts no process reports health, and a gateway shows by its own metrics that it lives.
+# No healthy gateway; or the application was known within a day and no gateway reports now; or it was never seen. While
+# the controller restarts, no process reports health, but a gateway's own metrics show that it is alive.
 NO_GATEWAY: Final = f"""\
 sum by ({SERVICE}) ({GATEWAYS}) == 0
 or
@@ -29,8 +29,8 @@ group by ({SERVICE}) (last_over_time({KNOWN}[1d]))
 or
 absent(last_over_time({KNOWN}[1d]))"""
 
-# A replica that never started has no series, so the weights say which backends there must be. `qwen:law` is an adapter
-# of the application `qwen`. While the controller restarts no process reports health.
+# A replica that never started has no series, so the weights show which backends must exist. `qwen:law` is an adapter
+# of the application `qwen`. While the controller restarts, no process reports health.
 NO_REPLICA: Final = f"""\
 label_replace(
   max by ({SERVICE}, backend) ({metrics.BACKEND_WEIGHT.exported}) > 0,
@@ -41,13 +41,13 @@ unless on ({SERVICE}, application) (
 )
 and on ({SERVICE}) {KNOWN}"""
 
-# A rollback by rule ends the ejection within a second or two, before Prometheus may see it: so the counter as well.
+# An automatic rollback may end the ejection before Prometheus sees it, so the counter is checked as well.
 EJECTED: Final = f"""\
 sum by ({SERVICE}, model, backend) (increase({metrics.BACKEND_EJECTIONS.exported}[10m])) > 0
 or
 max by ({SERVICE}, model, backend) ({metrics.BACKEND_EJECTED.exported}) > 0"""
 
-# Each replica has a series of its own, which is born with 1, so starts are series that were not there an hour ago.
+# Each replica has its own series, which starts with 1, so starts are series that did not exist an hour ago.
 DEPLOYMENT: Final = f"{SERVICE}, application, deployment"
 STARTS: Final = Recording(
     "serve_app:replica_starts:count1h",
@@ -58,7 +58,7 @@ count by ({DEPLOYMENT}) (
   last_over_time({REPLICA_STARTS.exported}[5m] offset 1h)
 )""",
 )
-# An update or a scale-up starts as many replicas as there are.
+# An update or a scale-up may start as many replicas as there are.
 RESTARTS: Final = f"""\
 {STARTS.name} > 3
 unless on ({DEPLOYMENT}) (
@@ -66,7 +66,7 @@ unless on ({DEPLOYMENT}) (
     <= on ({DEPLOYMENT}) 2 * sum by ({DEPLOYMENT}) ({REPLICA_HEALTHY.exported})
 )"""
 
-# A full cache preempts: what is in use falls by a third and rises again every few seconds, so its peaks decide.
+# A full cache preempts sequences: its use falls by a third and rises again every few seconds, so the peaks count.
 KV_USE: Final = f"""\
 sum by ({SERVICE}, application) (max_over_time({metrics.KV_BLOCKS_USED.exported}[15m]))
   / sum by ({SERVICE}, application) ({metrics.KV_BLOCKS_TOTAL.exported}) > 0.95
@@ -86,7 +86,7 @@ GATEWAY_RULES: Final = (
     Alert(
         "ServeAppBackendDown", "page", NO_REPLICA,
         "The backend {{ $labels.backend }} has weight and no healthy replica",
-        "Requests that are given to this backend get 503.",
+        "Requests for this backend get 503.",
         lasts="2m",
     ),
     Alert(
@@ -124,10 +124,10 @@ CAPACITY_RULES: Final = (
         lasts="5m",
     ),
     Alert(
-        # Pressure is kept near 1 while demand is above capacity, and 0 while nothing waits: so its mean decides.
+        # Pressure is kept near 1 while demand exceeds capacity, and is 0 while nothing waits, so its mean is compared.
         "ServeAppPressure", "warn",
         f"max by ({SERVICE}, backend) (avg_over_time({metrics.PRESSURE.exported}[15m])) > 0.5",
-        "{{ $labels.backend }}: limits have been lowered for want of capacity for 15 minutes",
+        "{{ $labels.backend }}: capacity is missing, so limits have been lowered for 15 minutes",
         "Accounts get fewer tokens per minute than their contract says: clients get 429 `tokens`.",
         lasts="5m",
     ),

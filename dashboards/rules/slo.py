@@ -5,9 +5,9 @@
 | availability | chat requests, without those that were answered with 4xx | 5xx, also one in the middle of a stream |
 | first_token, output_token | served requests | those slower than their identifier's target |
 
-4xx is the client's own fault or limit, and 499 a client that left: neither is unavailability. When limits fall for want
-of capacity, ServeAppPressure fires. A request that fails before its identifier is known (`model="none"`) may have been
-for any of them, so it counts against all requests of the service.
+4xx is the client's own fault or limit, and 499 a client that hung up: neither is unavailability. When limits fall
+because capacity is missing, ServeAppPressure fires. A request that fails before its identifier is known
+(`model="none"`) may have been for any of them, so it counts against all requests of the service.
 
 Windows and factors are those of the SRE workbook, chapter 5, for a period of 30 days: 14.4 uses 2% of the budget in an
 hour, 6 uses 5% in six hours, 1 uses 10% in three days. The short window ends an alert soon after its cause.
@@ -30,7 +30,7 @@ INTERVALS: Final = {
     "6h": "1m",
     "3d": "2m",
 }  # window -> how often it is computed
-FEWEST: Final = 10  # misses in the long window: fewer wake nobody, however few requests there were
+MIN_MISSES: Final = 10  # in the long window, for an alert: with little traffic, a few misses are a large share
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ BURNS: Final = (Burn(14.4, "1h", "5m", "page"), Burn(6, "6h", "30m", "page"), Bu
 
 
 def requests(window: str) -> str:
-    """The series with the requests that count, by cluster, namespace, model and slo."""
+    """Returns the name of the series with the requests that count, by cluster, namespace, model and slo."""
     return f"serve_app:slo_requests:increase{window}"
 
 
@@ -87,7 +87,7 @@ def misses(window: str) -> str:
 
 
 def miss_share(window: str) -> str:
-    """0 to 1; no value without requests."""
+    """Returns the name of the series with the share of misses, 0 to 1. It has no value without requests."""
     return f"serve_app:slo_misses_per_requests:ratio_increase{window}"
 
 
@@ -112,13 +112,13 @@ def recordings(window: str) -> Iterator[Recording]:
 
 def budget_alert(slo: Slo, burn: Burn) -> Alert:
     of_slo = f'{{slo="{slo.name}"}}'
-    most = f"{burn.factor:g} * {slo.budget:g}"
+    threshold = f"{burn.factor:g} * {slo.budget:g}"
     return Alert(
         slo.alert,
         burn.severity,
-        f"{miss_share(burn.long)}{of_slo} > {most}\n"
-        f"and {miss_share(burn.short)}{of_slo} > {most}\n"
-        f"and {misses(burn.long)}{of_slo} >= {FEWEST}",
+        f"{miss_share(burn.long)}{of_slo} > {threshold}\n"
+        f"and {miss_share(burn.short)}{of_slo} > {threshold}\n"
+        f"and {misses(burn.long)}{of_slo} >= {MIN_MISSES}",
         f"{{{{ $labels.model }}}}: {{{{ $value | humanizePercentage }}}} of the requests {slo.missed} in {burn.long}",
         slo.description,
         labels={"long": burn.long, "short": burn.short},

@@ -1,4 +1,4 @@
-"""Accounts, their funds and their limits, with the operator's key."""
+"""Endpoints for accounts, their funds and limits. They require the operator key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.usage import TokenSums
 from serve_app.admin.values import (
-    WHOLE,
+    INTEGER,
     Amount,
     Body,
     Count,
@@ -52,7 +52,7 @@ class Contract(_OwnLimits):
 
 
 class Pressed(Reply):
-    """A backend under pressure and the tokens per minute that remain there."""
+    """A backend under pressure, and the account's remaining tokens per minute on it."""
 
     backend: str
     tpm: int
@@ -157,7 +157,7 @@ class GrantList(Reply):
 
 class AccountsQuery(Query):
     after: str | None = Field(None, description="`next` of the previous page.")
-    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="Maximum number of rows per page.")
+    limit: Annotated[int, INTEGER] = Field(100, ge=1, le=500, description="Maximum number of rows per page.")
 
 
 class CreateAccount(_GivenLimits):
@@ -179,7 +179,7 @@ class Credit(Body):
 
 
 class Correction(Body):
-    """POST /admin/accounts/{id}/correct. A positive amount is given back, a negative amount is taken back."""
+    """POST /admin/accounts/{id}/correct. A positive amount is credited, a negative amount is debited."""
 
     amount: Amount
     memo: Annotated[str, Field(min_length=1, max_length=500)]
@@ -200,7 +200,9 @@ async def create_account(admin: AdminServices, body: CreateAccount, audit: Audit
     amount = None if body.credit is None else amount_of(body.credit, "credit")
     expires_at = expiry_of(body.expires_at, admin.now())
     if expires_at is not None and (amount is None or body.kind != "grant"):
-        raise errors.invalid_parameters("expires_at is for an opening grant: only grants expire", param="expires_at")
+        raise errors.invalid_parameters(
+            "expires_at needs credit and kind: grant, because only grants expire", param="expires_at"
+        )
     limits = body.model_dump(include=set(ACCOUNT_LIMITS), exclude_none=True)
     credit = (amount, body.kind, expires_at)
     command = commands.OpenAccount(body.name, admin.currency, idempotency_key, audit, limits, *credit)
@@ -298,7 +300,7 @@ async def _account_replies(admin: AdminServices, accounts: Sequence[AccountSnaps
         return []
     ids = tuple(account.account_id for account in accounts)
     states = await states_of(admin, ids)
-    # Read the ledger after the limiter: amounts that are no longer held are then in the balance and in the usage.
+    # Read the ledger after the limiter: a hold that ends in between is then in the balance and in the usage.
     books = [await admin.run(commands.ShowAccount(account_id)) for account_id in ids]
     return [
         Account.from_usage(admin.now(), account, status, usage)

@@ -1,4 +1,4 @@
-"""Audit records of failed log-ins and new prices, which change nothing in the ledger."""
+"""Writes audit records that belong to no change of the ledger: failed log-ins and new prices."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TRIES: Final = 120
 class FailedLogins:
     """Counts wrong operator and management keys: one audit record per address and window.
 
-    The window keeps guessed keys from filling the ledger. A record is written when its window ends and holds the number
-    of attempts. The first attempt is also logged.
+    A record is written when its window ends, with the number of attempts, so guessed keys can't fill the ledger. The
+    first attempt is also logged.
     """
 
     def __init__(self, books: BooksPort, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:

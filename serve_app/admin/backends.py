@@ -1,4 +1,4 @@
-"""Backends, with the operator's key: those in `config.yaml` and those deployed separately."""
+"""Endpoints for backends: those in `config.yaml` and those deployed separately. They require the operator key."""
 
 from __future__ import annotations
 

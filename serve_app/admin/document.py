@@ -120,7 +120,7 @@ _PATH_PARAMETERS: Final = {
 
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
-    most_output = max((model.max_output for model in identifiers.values()), default=1)
+    max_output = max((model.max_output for model in identifiers.values()), default=1)
     names = (*identifiers, *(alias for model in identifiers.values() for alias in model.aliases))
     paths: dict[str, Schema] = {
         "/chat/completions": {"post": _chat()},
@@ -129,7 +129,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         **messages_operations.paths(),
         **token_operations.paths(),
     }
-    chat = chat_request_schemas(names, most_output)
+    chat = chat_request_schemas(names, max_output)
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
@@ -156,7 +156,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "components": {
             "schemas": {
                 **chat,
-                **completion_request_schemas(names, most_output),
+                **completion_request_schemas(names, max_output),
                 **messages_operations.schemas(names),
                 **token_operations.schemas(chat["ChatCompletionRequest"], names),
                 "ChatCompletionEvent": _event("ChatCompletionChunk"),
@@ -178,7 +178,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
                 "managementKey": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A management key of your account: for `/account` alone, made in the console.",
+                    "description": "A management key of your account, only for `/account`. Create it in the console.",
                 },
                 "operatorKey": {"type": "http", "scheme": "bearer", "description": "The service's operator key."},
             },
@@ -209,7 +209,7 @@ def _short(tag: str) -> str:
 
 
 def _part(document: Schema, has: Callable[[str], bool]) -> Schema:
-    """Returns a document with these paths, and the tags, keys and components that they use."""
+    """Returns the document with only the paths that `has` accepts, and the tags, keys and components that they use."""
     paths = {path: item for path, item in document["paths"].items() if has(path)}
     operations = [operation for item in paths.values() for operation in item.values()]
     shown = {tag for operation in operations for tag in operation["tags"]}
@@ -302,13 +302,13 @@ def _without_noise(schema: Any, mode: str) -> Any:
     return kept
 
 
-# Chat has its own route, and its operation says more than an Endpoint can declare.
+# Chat is not an Endpoint: its operation has more parts than an Endpoint can declare.
 
 _STREAM: Final = (
     "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `data: ` with JSON and an "
     "empty line. A choice has a first chunk with the role, chunks with new content, and a last chunk with an empty "
-    "`delta` and the finish reason. The last of these has the usage. With `include_usage`, a chunk with the usage and "
-    "without choices follows instead. The stream ends with `data: [DONE]`. Lines that begin with a colon are comments "
+    "`delta` and the finish reason. The last of these has the usage; with `include_usage`, a further chunk "
+    "without choices has it instead. The stream ends with `data: [DONE]`. Lines that begin with a colon are comments "
     "that keep the connection open. If the reply fails after the headers were sent, the stream ends with an `Error` "
     "event and without `[DONE]`. The schema describes one event."
 )

@@ -8,7 +8,7 @@ path parameters that it names, and these arguments if it names them:
 - `identity`: the account and the API or management key
 - `audit`: the actor who makes the change
 - `idempotency_key`: the key under which the change happens once
-- `once`: generates the same keys when the change is repeated
+- `once`: generates keys and other values, the same ones if the change is repeated
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class AdminServices:
     currency: str = "USD"
     queries: QueryRates = field(default_factory=QueryRates)
     find_lines: Callable[[str], Found] = lambda _: Found([])  # searches this gateway's log; blocks
-    recent_lines: Callable[..., Found] = lambda *_, **__: Found([])  # likewise, by time: `request_log.recent_lines`
+    recent_lines: Callable[..., Found] = lambda *_, **__: Found([])  # the same log by time: `request_log.recent_lines`
     patience_s: float = 10.0  # maximum wait for an unavailable ledger
     now: Callable[[], float] = time.time  # Unix seconds
     alert_mail: bool = False  # whether alerts can be sent by e-mail
     private_webhooks: bool = False  # whether alerts can be sent to non-public addresses
     brand: BrandSettings = field(default_factory=BrandSettings)  # on the pages below `/docs`
-    console: Callable[[], str | None] = lambda: None  # its path; None: no console runs
+    console: Callable[[], str | None] = lambda: None  # the console's path; None: no console runs
     failed_logins: FailedLogins = field(init=False)
     management: ManagementKeys = field(init=False)
 

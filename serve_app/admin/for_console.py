@@ -1,4 +1,4 @@
-"""Operators' requests of the console, which a gateway runs with the same functions as `/admin`."""
+"""Operations of the console's operator pages. A gateway runs them with the functions behind `/admin`."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ async def _refusals(admin: AdminServices, given: Mapping[str, Any], _: Audit | N
 
 
 async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
-    """Returns how many requests of each account were refused, with the code that is most frequent, most first."""
+    """Returns the number of refused requests and the most frequent code by account, highest number first."""
     found = await _recent(admin, (b'"code":"',), given["since"], given["until"], None)
     codes: dict[str, Counter[str]] = {}
     for line in found["lines"]:
         if line.get("account") and isinstance(line.get("status"), int) and 400 <= line["status"] < 500:
             codes.setdefault(str(line["account"]), Counter())[str(line["code"])] += 1
-    most_first = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
-    rows = [{"account": one, "refused": of.total(), "code": of.most_common(1)[0][0]} for one, of in most_first]
+    by_number = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
+    rows = [{"account": one, "refused": of.total(), "code": of.most_common(1)[0][0]} for one, of in by_number]
     return {"accounts": rows, "is_complete": found["is_complete"] and len(found["lines"]) < RECENT_LINES}
 
 
 async def _comparison(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
-    """Returns what an identifier's backends did in the last minutes."""
+    """Compares an identifier's backends over the last COMPARED_S seconds."""
     now, wanted = admin.now(), (f'"model":"{given["id"]}"'.encode(),)
     found = await _recent(admin, wanted, now - COMPARED_S, now, None)
     return {"backends": compare(found["lines"]), "seconds": COMPARED_S, "is_complete": found["is_complete"]}
@@ -141,7 +141,7 @@ OPERATIONS: Final[Mapping[str, Run]] = {
 async def run_for_console(
     admin: AdminServices, operation: str, given: Mapping[str, Any], audit: Audit | None
 ) -> dict[str, Any]:
-    """Runs an operation. The answer to one that is refused has the field `refused`: status, message, and parameter."""
+    """Runs an operation. If it is refused, the answer has only `refused`: the error's status, message and parameter."""
     try:
         return await OPERATIONS[operation](admin, given, audit)
     except ApiError as error:

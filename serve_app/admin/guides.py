@@ -1,4 +1,4 @@
-"""The customers' guides beside `/docs`: pages of the documentation, with this service's address in their examples."""
+"""The customers' guides below `/docs`: pages of the documentation, with this service's address in their examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GUIDES: Final = {
 }
 EXAMPLE: Final = "http://127.0.0.1:8000"  # the service's address in the documentation
 LANGUAGES: Final = {"sh": "Shell", "python": "Python", "js": "Node", "json": "JSON", "yaml": "YAML", "toml": "TOML"}
-_OF_FILE: Final = {file: name for name, (file, _) in GUIDES.items()}
+_GUIDE_BY_FILE: Final = {file: name for name, (file, _) in GUIDES.items()}
 
 
 class Guide(NamedTuple):
@@ -79,11 +79,11 @@ def _lead_to_guides(tokens: list[Token]) -> None:
     for index, token in enumerate(tokens):
         if token.type == "link_open":
             file, _, anchor = str(token.attrs["href"]).partition("#")
-            is_kept = not file or file in _OF_FILE or re.match(r"https?:", file) is not None
-            if file in _OF_FILE:
-                token.attrs["href"] = f"{_OF_FILE[file]}{'#' if anchor else ''}{anchor}"
+            is_kept = not file or file in _GUIDE_BY_FILE or re.match(r"https?:", file) is not None
+            if file in _GUIDE_BY_FILE:
+                token.attrs["href"] = f"{_GUIDE_BY_FILE[file]}{'#' if anchor else ''}{anchor}"
                 if tokens[index + 1].content == file:
-                    tokens[index + 1].content = GUIDES[_OF_FILE[file]][1]
+                    tokens[index + 1].content = GUIDES[_GUIDE_BY_FILE[file]][1]
             ends.append(is_kept)
             token.hidden = not is_kept
         elif token.type == "link_close":
@@ -93,7 +93,7 @@ def _lead_to_guides(tokens: list[Token]) -> None:
 
 
 def _group(tokens: Sequence[Token]) -> None:
-    """Marks examples that follow each other in different languages: they are shown as tabs."""
+    """Marks consecutive examples in different languages, which are shown as tabs."""
     start = 0
     while start < len(tokens):
         end = start
@@ -107,7 +107,7 @@ def _group(tokens: Sequence[Token]) -> None:
 
 
 def _code(tokens: Sequence[Token], index: int, number: int) -> str:
-    """Returns an example with its language and a button that copies it, which scripts show."""
+    """Returns an example with its language and a copy button, which is hidden unless a script shows it."""
     token = tokens[index]
     language = html.escape(LANGUAGES.get(token.info, token.info.capitalize()))
     copy = '<button type="button" class="btn btn-sm copy" hidden>Copy</button>'

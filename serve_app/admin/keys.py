@@ -1,4 +1,4 @@
-"""API keys and their permissions, with the operator's key."""
+"""Endpoints for API keys and their limits. They require the operator key."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def revoke_key(admin: AdminServices, key_id: str, audit: Audit) -> Key:
 def terms_of(admin: AdminServices, body: KeyTerms) -> dict[str, Any]:
     """Returns the terms that the body sets, in the ledger's form. Raises 422.
 
-    Each model must be served: a key for a misspelt model would be useless.
+    Each model must be served, because a key for a misspelt model would be useless.
     """
     given: dict[str, Any] = body.model_dump(exclude_unset=True)
     if given.get("models") is not None:
@@ -133,7 +133,7 @@ def terms_of(admin: AdminServices, body: KeyTerms) -> dict[str, Any]:
         unknown = [name for name in given["models"] if name not in served]
         if unknown:
             raise errors.invalid_parameters(
-                f"models: there is no model {unknown[0]!r}; served are {', '.join(served)}", param="models"
+                f"models: no model {unknown[0]!r}; use one of {', '.join(served)}", param="models"
             )
         given["models"] = tuple(dict.fromkeys(given["models"]))
     if given.get("budget") is not None:

@@ -1,6 +1,6 @@
-"""Current activity, with the operator's key. `serve-app top` polls it.
+"""Endpoint for current activity, which `serve-app top` polls. It requires the operator key.
 
-Like a list of accounts, it leaves no audit record, because it shows neither keys nor single requests.
+It leaves no audit record, because it shows neither keys nor single requests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import WHOLE, Count, Instant, Money, Query, Reply
+from serve_app.admin.values import INTEGER, Count, Instant, Money, Query, Reply
 from serve_app.api import errors
 from serve_app.contracts import limiting
 from serve_app.contracts.calls import application_of
@@ -72,9 +72,7 @@ class LiveAccount(Reply):
     name: str
     open_requests: Count
     held: Money
-    tokens_used: Count = Field(
-        description="Used tokens of the account's tightest token limit; they drain over the minute."
-    )
+    tokens_used: Count = Field(description="Tokens that count against the account's tightest token limit now.")
     tokens_limit: Count
     effective_share: Share = Field(
         description="Share of the account's tokens per minute that remains under pressure on its backends."
@@ -122,7 +120,7 @@ class Live(Reply):
 
 
 class LiveQuery(Query):
-    top: Annotated[int, WHOLE] = Field(10, ge=0, le=100, description="Maximum number of accounts.")
+    top: Annotated[int, INTEGER] = Field(10, ge=0, le=100, description="Maximum number of accounts.")
 
 
 @endpoint("GET", "/admin/live", "Show current activity")
@@ -172,8 +170,8 @@ def _models(admin: AdminServices) -> list[LiveModel]:
     catalogue, models = admin.catalogue(), []
     for name in catalogue.identifiers:
         weights = catalogue[name].backends
-        whole = max(1, sum(weights.values()))
-        backends = [LiveTraffic(name=one, weight=weight, share=weight / whole) for one, weight in weights.items()]
+        total = max(1, sum(weights.values()))
+        backends = [LiveTraffic(name=one, weight=weight, share=weight / total) for one, weight in weights.items()]
         models.append(LiveModel(id=name, backends=backends))
     return models
 
@@ -201,7 +199,7 @@ async def _backends(admin: AdminServices, reports: Sequence[LiveReport]) -> list
 
 
 def _loads(reports: Iterable[LiveReport]) -> dict[str, LiveLoad]:
-    """Returns the load by backend. Replicas report to every shard: the shard with the most replicas counts."""
+    """Returns the load by backend. Replicas report to every shard. Uses the shard that knows the most replicas."""
     best: dict[str, limiting.BackendLoad] = {}
     for report in reports:
         for load in report.backends:

@@ -1,4 +1,4 @@
-"""The operations of the OpenAPI document in the Messages format."""
+"""Describes POST /messages and /messages/count_tokens for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def paths() -> dict[str, Schema]:
     counted = responses.json_response("The number of tokens.", "TokenCount", ("request-id",))
     free = (
         "Free of charge: nothing is billed, and no balance is needed. It has the same limits as `/tokenize`. The count "
-        "is exact: a message with these fields is billed for as many prompt tokens.\n\n"
+        "is exact: a message with these fields is billed for this number of prompt tokens.\n\n"
     )
     statuses = tuple(status for status in _MEANINGS if status not in (402, 409))
     count = _operation(

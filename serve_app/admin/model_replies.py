@@ -103,7 +103,7 @@ def described(view: ServedView, identifier: str) -> dict[str, Any]:
     """Returns the fields of AdminModel."""
     spec, weights = view.spec(identifier), view.weights(identifier)
     traffic, before = view.served.traffic.get(identifier), view.served.before.get(identifier)
-    ejected, whole = view.catalogue.availability.ejected, max(1, sum(weights.values()))
+    ejected, total = view.catalogue.availability.ejected, max(1, sum(weights.values()))
     return {
         "id": identifier,
         "source": "config.yaml" if view.is_configured(identifier) else "ledger",
@@ -113,7 +113,7 @@ def described(view: ServedView, identifier: str) -> dict[str, Any]:
             {
                 "name": name,
                 "weight": weight,
-                "share": weight / whole,
+                "share": weight / total,
                 "status": view.state(name)["status"],
                 "replicas": view.state(name)["replicas"],
                 "healthy": view.is_ready(name),
@@ -130,7 +130,7 @@ def described(view: ServedView, identifier: str) -> dict[str, Any]:
 
 
 def _price(view: ServedView, identifier: str) -> dict[str, str]:
-    """Returns the price; if it is the price of `config.yaml`, as it is written there."""
+    """Returns the price. If it comes from `config.yaml`, it is written as in that file."""
     price, settings = view.price(identifier), view.catalogue.configured.get(identifier)
     if settings is not None and price == settings.price.per_token():
         return settings.price.model_dump()

@@ -1,4 +1,4 @@
-"""Identifiers, with the operator's key: their backends, and the identifiers created in addition to `config.yaml`."""
+"""Endpoints for identifiers: list all, and create, change, remove and price them. They require the operator key."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _Aliases = Annotated[
     list[Annotated[str, Field(pattern=ALIAS_PATTERN)]],
     Field(
         max_length=MAX_ALIASES,
-        description="Further names for clients. One with `*` at its end stands for all names that begin so.",
+        description="Further names for clients. A name with a final `*` stands for all names with this beginning.",
     ),
 ]
 _DEFAULTS: dict[str, Any] = {
@@ -196,7 +196,7 @@ async def _created(admin: AdminServices, identifier: str) -> ServedView:
 
 
 def _check_aliases(view: ServedView, identifier: str, spec: ModelSpec) -> None:
-    """Raises 422 for an alias that is not possible. The ledger doesn't know the identifiers of `config.yaml`."""
+    """Raises 422 for an invalid alias. The ledger can't check it, without the identifiers of `config.yaml`."""
     aliases = {name: view.spec(name).aliases for name in view.identifiers} | {identifier: spec.aliases}
     try:
         check_aliases(aliases)
@@ -209,7 +209,7 @@ def _declared(identifier: str) -> errors.ApiError:
 
 
 def _changed(spec: ModelSpec, body: ModelChanges) -> ModelSpec:
-    """Returns the spec with the body's values. null removes an optional value; otherwise it counts as absent."""
+    """Returns the spec with the body's values. null removes `fallback` and `sampling`; elsewhere it means absent."""
     names = body.model_fields_set & {*ModelChanges.model_fields}
     values = {name: getattr(body, name) for name in names}
     if "sampling" in values:

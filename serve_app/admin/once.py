@@ -1,6 +1,6 @@
-"""Values that a change generates, such as a key. A retry under the same idempotency key generates the same values.
+"""Generates the values of a change, such as a new key. A retry with the same idempotency key gets the same values.
 
-They are derived from the server's secret, the caller's key and the idempotency key, and stored nowhere. Knowing only
+They are derived from the server's secret, the caller's key and the idempotency key, and are not stored. Knowing only
 one of the two secrets reveals nothing. While two server secrets are valid, a retry may repeat a change that was made
 under the previous secret.
 """
@@ -24,9 +24,9 @@ class Once:
     def bits(self, what: str) -> tuple[int, ...]:
         """Returns 256-bit numbers for `what` that can't be guessed.
 
-        Without an idempotency key there is one random number. With one there is a number for each valid server secret,
-        derived from that secret and both keys. A repeated change finds its earlier value as the first number, or as the
-        second if the secret was replaced.
+        Without an idempotency key, there is one random number. With one, there is a number for each valid server
+        secret, derived from that secret and both keys. A repeated change finds its earlier value as the first number,
+        or as the second if the secret was replaced.
         """
         if self.idempotency_key is None:
             return (secrets.randbits(256),)

@@ -1,4 +1,4 @@
-"""An account's alerts, with one of its management keys."""
+"""Endpoints for an account's alerts. They require a management key of the account."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def create_alert(
             "target: this service sends no e-mail: use the https address of a webhook", param="target"
         )
     threshold = amount_of(body.threshold, "threshold")
-    alert_id, bits = await _made_up(admin, identity, once)
+    alert_id, bits = await _new_values(admin, identity, once)
     secret = f"whsec_{base64.b64encode(bits.to_bytes(32)).decode()}" if is_webhook else ""
     stored = seal(secret, admin.secret_keys, of_webhooks(identity.account_id)) if is_webhook else ""
     command = notices.CreateAlert(identity.account_id, body.kind, threshold, body.target, stored, audit, alert_id)
@@ -98,11 +98,11 @@ async def remove_alert(admin: AdminServices, alert_id: str, identity: Identity, 
     raise errors.not_found("this account has no such alert: list its alerts to see the ids that exist")
 
 
-async def _made_up(admin: AdminServices, identity: Identity, once: Once) -> tuple[str, int]:
-    """Returns the alert's id and the bits of its secret: new, or made earlier under the same idempotency key."""
+async def _new_values(admin: AdminServices, identity: Identity, once: Once) -> tuple[str, int]:
+    """Returns the alert's id and the bits of its secret: new, or those created under the same idempotency key."""
     ids = [f"alert_{bits:064x}"[:32] for bits in once.bits("alert")]
     new, *before = zip(ids, once.bits("secret"), strict=True)
     if before:
-        there = {alert.alert_id for alert in await admin.run(notices.ListAlerts(identity.account_id))}
-        return next((earlier for earlier in before if earlier[0] in there), new)
+        existing = {alert.alert_id for alert in await admin.run(notices.ListAlerts(identity.account_id))}
+        return next((earlier for earlier in before if earlier[0] in existing), new)
     return new

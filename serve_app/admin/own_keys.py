@@ -1,4 +1,4 @@
-"""An account's API keys, with one of its management keys."""
+"""Endpoints for an account's API keys. They require a management key of the account."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def revoke_own_key(admin: AdminServices, key_id: str, identity: Identity, 
 async def rotate_own_key(
     admin: AdminServices, key_id: str, body: RotateKey, identity: Identity, audit: Audit, once: Once
 ) -> NewKey:
-    """The new key has no expiry. The old key ends after the overlap, or at its own expiry."""
+    """The new key has no expiry. The old key ends after the overlap or at its own expiry, whichever is earlier."""
     key = await _key_of(admin, once, f"rotate {key_id}")
     until = admin.now() + body.overlap_hours * 3600.0
     command = commands.RotateKey(identity.account_id, key_id, digest(key), hint(key), until, audit)

@@ -1,4 +1,4 @@
-"""People of the console, with the operator's key: who may sign in to which account."""
+"""Endpoints for the people who may sign in to the console, by account. They require the operator key."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit
 
 @endpoint("POST", "/admin/people/reset", "Reset a person's password and one-time codes")
 async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) -> NewReset:
-    """Make sure first that the person is who they claim to be. All their sessions end."""
+    """Verify the person's identity first. All their sessions end."""
     if body.codes_only:
         person = await admin.run(people.ResetPerson(body.email, None, audit))
         return NewReset(email=person.email, path=None, expires_at=None)
@@ -169,7 +169,7 @@ async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) ->
 async def make_sign_in_link(admin: AdminServices, account_id: str, audit: Audit) -> NewSignInLink:
     """The link works once, for 10 minutes. It replaces the account's earlier link.
 
-    It signs in the account's oldest owner who is an admin among the operators. If there is none, its visitor chooses an
+    It signs in the account's oldest owner who has the operator role `admin`. If there is none, the visitor chooses an
     e-mail address and a password, and becomes this person.
     """
     token, expires_at = secrets.token_urlsafe(32), int(admin.now() + sign_in.LINK_S)

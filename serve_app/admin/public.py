@@ -1,4 +1,4 @@
-"""Endpoints for API keys besides chat: models, balance and usage. Also the health checks, which need no key."""
+"""Endpoints for API keys that generate nothing: models, balance, usage. Also the health checks, which need no key."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ RECOMMENDED_TEMPERATURES: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """Recommended temperatures by use, from the published description of the models."""
 
-#: Maximum number of rows in a usage answer, and the number of rows that count as one more query. Large answers take
-#: time on the gateway.
+#: Maximum number of rows in a usage answer. Every GROUPS_OF_A_QUERY rows count as one more query, because large answers
+#: take time on the gateway.
 MAX_GROUPS: Final = 5000
 GROUPS_OF_A_QUERY: Final = 100
 _CREATED: Final = 1735689600  # 2025-01-01; identifiers keep it when their backends change
@@ -57,7 +57,7 @@ class Model(Reply):
     lifecycle: Literal["active"]
     alias_of: str | None = Field(description="The identifier, if `id` is one of its aliases; else null.")
     aliases: list[str] = Field(
-        description="Other names that requests may use. One with `*` at its end stands for all names that begin so."
+        description="Other names for requests. A name with a final `*` stands for all names with this beginning."
     )
     context_length: int = Field(ge=1, description="Maximum number of tokens of prompt and reply together.")
     max_model_len: int = Field(ge=1, description="Same as `context_length`.")
@@ -142,7 +142,7 @@ async def get_model(admin: AdminServices, id: str) -> Model:
     catalogue = admin.catalogue()
     if catalogue.served.identifier_of(id) not in catalogue:
         served = ", ".join(catalogue.identifiers)
-        raise errors.not_found(f"the model {id!r} does not exist; served are {served}")
+        raise errors.not_found(f"the model {id!r} does not exist: use one of {served}")
     return await _model(admin, id)
 
 
@@ -197,7 +197,7 @@ async def get_ready(admin: AdminServices) -> Ready:
 
 
 async def _model(admin: AdminServices, name: str) -> Model:
-    """Describes an identifier or an alias. The fingerprints omit backends that can't be reached now."""
+    """Describes an identifier or an alias. The fingerprints of unreachable backends are missing."""
     catalogue = admin.catalogue()
     identifier = catalogue.served.identifier_of(name)
     settings = catalogue[identifier]

@@ -1,4 +1,4 @@
-"""Requests, with the operator's key: a list, and one with its ledger row and its lines in the gateway's log."""
+"""Endpoints that list requests, and show one from the ledger and the log. They require the operator key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.request_story import RequestSummary, possible_ids, request_ids, tell, without_texts
 from serve_app.admin.usage import Filters, Page, RequestPage, RequestRecord, span
-from serve_app.admin.values import FLAG, WHOLE, Query, Reply
+from serve_app.admin.values import FLAG, INTEGER, Query, Reply
 from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, Outcome
@@ -21,7 +21,7 @@ from serve_app.storage.request_log import Found
 endpoint = Endpoints("Operator: Requests", "operatorKey")
 
 _ID: Final = re.compile("[ -~]{1,128}")
-# One search at a time: the files are large, and the event loop's default threads carry settlements.
+# One search at a time, because the files are large. The event loop's default threads must stay free for settlements.
 _SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
 
 
@@ -41,7 +41,7 @@ class TextsQuery(Query):
 
 class RecentQuery(Page, Filters):
     status: Literal["completed", "cancelled", "failed"] | None = Field(None, description="Only this outcome.")
-    limit: Annotated[int, WHOLE] = Field(50, ge=1, le=1000, description="Maximum number of rows per page.")
+    limit: Annotated[int, INTEGER] = Field(50, ge=1, le=1000, description="Maximum number of rows per page.")
 
 
 @endpoint("GET", "/admin/requests", "List requests, newest first", recorded="read_usage")

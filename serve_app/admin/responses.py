@@ -1,4 +1,4 @@
-"""Errors, headers and parameters that operations of the document share."""
+"""Errors, headers and parameters that the operations of the OpenAPI document share."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ HEADERS: Final[Mapping[str, Schema]] = {
         "schema": {"type": "string"},
     },
     "idempotency-replayed": {
-        "description": "The reply of an earlier request with the same `idempotency-key`; nothing was billed.",
+        "description": "Present if this is the reply of an earlier request with the same `idempotency-key`. It is "
+        "not billed again.",
         "schema": {"type": "string", "const": "true"},
     },
     **{name: _rate_limit(*name.split("-")[2:]) for name in RATE_LIMITS},
@@ -140,7 +141,7 @@ def _header_parameter(name: str, description: str, pattern: str | None = None) -
 PARAMETERS: Final[Mapping[str, Schema]] = {
     "RequestId": _header_parameter(
         "x-request-id",
-        "Up to 128 printable ASCII characters, by which you find the request again. Anything else is replaced.",
+        "Up to 128 printable ASCII characters that identify the request in logs. Other values are replaced.",
     ),
     "IdempotencyKey": _header_parameter(
         "idempotency-key",

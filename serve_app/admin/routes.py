@@ -1,7 +1,7 @@
 """All routes of this package: the declared endpoints, and the documents that describe them.
 
 `/docs` and `/openapi.json` are for customers and need no key. `/admin/openapi.json` has the operators' part as well,
-and needs the operator key. The console shows operators their part. The pages load nothing from a different host, so
+and needs the operator key. The console shows the operators' part. The pages load nothing from a different host, so
 they work offline.
 """
 
@@ -33,14 +33,14 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_SAFE: Final = {
+_SECURITY_HEADERS: Final = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_KEPT: Final = {"cache-control": "max-age=3600"}
-_KEPT_A_DAY: Final = {"cache-control": "max-age=86400"}
-_KEPT_FOREVER: Final = {"cache-control": "public, max-age=31536000, immutable"}
+_CACHED_AN_HOUR: Final = {"cache-control": "max-age=3600"}
+_CACHED_A_DAY: Final = {"cache-control": "max-age=86400"}
+_CACHED_FOREVER: Final = {"cache-control": "public, max-age=31536000, immutable"}
 
 
 class _ModelName(PathConvertor):
@@ -53,7 +53,7 @@ register_url_convertor("model", _ModelName())
 
 
 def admin_router(admin: AdminServices) -> APIRouter:
-    """Returns the operator's and the account holder's endpoints, and their documentation, which needs no key."""
+    """Returns a router with the declared endpoints and their documentation."""
     router = APIRouter()
     for endpoint in ENDPOINTS:
         path = endpoint.path.replace("{request_id}", "{request_id:path}")  # a client's request id may have slashes
@@ -75,7 +75,7 @@ def admin_router(admin: AdminServices) -> APIRouter:
     @router.get("/docs")
     async def docs_page(request: Request) -> Response:
         page = reference_page(admin.brand, admin.console(), address_of(request))
-        return Response(page, media_type="text/html", headers=_SAFE)
+        return Response(page, media_type="text/html", headers=_SECURITY_HEADERS)
 
     @router.get("/docs/guides/{name}")
     async def docs_guide(request: Request, name: str) -> Response:
@@ -83,17 +83,19 @@ def admin_router(admin: AdminServices) -> APIRouter:
         if made is None:
             raise errors.not_found(f"there is no guide {name[:60]!r}: GET /docs lists them")
         page = guide_page(GUIDES[name][1], *made, admin.brand, admin.console())
-        return Response(page, media_type="text/html", headers=_SAFE)
+        return Response(page, media_type="text/html", headers=_SECURITY_HEADERS)
 
     @router.get("/docs/brand.css")
     async def docs_brand() -> Response:
-        return Response(brand_style(admin.brand.accent), media_type="text/css", headers=_SAFE | _KEPT)
+        return Response(
+            brand_style(admin.brand.accent), media_type="text/css", headers=_SECURITY_HEADERS | _CACHED_AN_HOUR
+        )
 
     @router.get("/docs/logo")
     async def docs_logo() -> Response:
         if admin.brand.logo is None:
             raise errors.not_found("there is no logo")
-        return FileResponse(admin.brand.logo, headers=_SAFE | _KEPT)
+        return FileResponse(admin.brand.logo, headers=_SECURITY_HEADERS | _CACHED_AN_HOUR)
 
     for name in (*LOOK, *VIEWER):
         router.add_api_route(f"/docs/{name}", _look(name), methods=["GET"], response_model=None)
@@ -113,8 +115,8 @@ def _look(name: str) -> Callable[[Request], Awaitable[Response]]:
 
     async def send(request: Request) -> Response:
         content, compressed = await asyncio.to_thread(look_file, name)  # compressing the viewer takes 0.1 s
-        kept = _KEPT_FOREVER if name.endswith(".woff2") else _KEPT_A_DAY if name in VIEWER else _KEPT
-        headers = _SAFE | kept
+        kept = _CACHED_FOREVER if name.endswith(".woff2") else _CACHED_A_DAY if name in VIEWER else _CACHED_AN_HOUR
+        headers = _SECURITY_HEADERS | kept
         return _packed(request, content, compressed, media_type, headers)
 
     return send

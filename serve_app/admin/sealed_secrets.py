@@ -1,4 +1,4 @@
-"""Secrets in the ledger that are not yet sealed under the current secret key, with the operator's key."""
+"""Endpoint that counts stored secrets not yet sealed under the current secret key. It requires the operator key."""
 
 from __future__ import annotations
 

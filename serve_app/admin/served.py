@@ -51,7 +51,7 @@ class ServedView:
 
     @property
     def backends(self) -> list[str]:
-        """Applications that `config.yaml` or the traffic names, also with weight 0, then those deployed separately."""
+        """Applications named by `config.yaml` or the traffic, even with weight 0, then those deployed separately."""
         configured = self.catalogue.configured.values()
         named = [name for settings in configured for name in (*settings.backends, settings.fallback)]
         named += [name for one in self.identifiers for name in (*self.weights(one), self.spec(one).fallback)]
@@ -62,7 +62,7 @@ class ServedView:
         """Raises 404 for an unknown identifier."""
         if identifier not in self.identifiers:
             served = ", ".join(self.identifiers)
-            raise errors.not_found(f"the model {identifier!r} does not exist; served are {served}")
+            raise errors.not_found(f"the model {identifier!r} does not exist: use one of {served}")
 
     def is_configured(self, identifier: str) -> bool:
         return identifier in self.catalogue.configured
@@ -109,10 +109,10 @@ class ServedView:
         found: dict[str, dict[str, Any]] = {}
         for identifier in self.identifiers:
             weights, fallback = self.weights(identifier), self.spec(identifier).fallback
-            mine = sum(weight for name, weight in weights.items() if application_of(name) == application)
+            own_weight = sum(weight for name, weight in weights.items() if application_of(name) == application)
             is_fallback = fallback is not None and application_of(fallback) == application
-            if mine or is_fallback:
-                found[identifier] = {"share": mine / max(1, sum(weights.values())), "is_fallback": is_fallback}
+            if own_weight or is_fallback:
+                found[identifier] = {"share": own_weight / max(1, sum(weights.values())), "is_fallback": is_fallback}
         return found
 
 

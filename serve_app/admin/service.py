@@ -1,4 +1,4 @@
-"""The service itself, with the operator's key: the audit log and the ledger check."""
+"""Endpoints for the audit log, the ledger check and stuck settlements. They require the operator key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import FLAG, WHOLE, Body, Count, Instant, Query, Reply, utc_text
+from serve_app.admin.values import FLAG, INTEGER, Body, Count, Instant, Query, Reply, utc_text
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, AuditRecord
 from serve_app.contracts.money import format_amount, format_price
@@ -47,7 +47,7 @@ class Problem(Reply):
 class LedgerCheck(Reply):
     """Whether balances, sums and usage agree with the journal."""
 
-    ok: bool = Field(description="The check is complete and these last steps found no problem.")
+    ok: bool = Field(description="The check is complete, and its last steps found no problem.")
     accounts: Count
     entries: Count = Field(description="Number of entries checked, including those of earlier checks.")
     usage_rows: Count = Field(description="Number of usage rows checked, including those of earlier checks.")
@@ -85,20 +85,20 @@ class StuckRetry(Reply):
     data: list[Stuck]
 
 
-_RecordId = Annotated[int, Field(ge=0, le=10**18 - 1), WHOLE]
+_RecordId = Annotated[int, Field(ge=0, le=10**18 - 1), INTEGER]
 
 
 class AuditQuery(Query):
     account: str | None = Field(None, description="Only this account.")
     after: _RecordId | None = Field(None, description="`next` of the previous page.")
-    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="Maximum number of rows per page.")
+    limit: Annotated[int, INTEGER] = Field(100, ge=1, le=500, description="Maximum number of rows per page.")
 
 
 class StuckQuery(Query):
     after: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         None, description="`next` of the previous page."
     )
-    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=200, description="Maximum number of rows per page.")
+    limit: Annotated[int, INTEGER] = Field(100, ge=1, le=200, description="Maximum number of rows per page.")
 
 
 class RetryStuck(Body):

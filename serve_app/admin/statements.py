@@ -1,4 +1,4 @@
-"""An account's statement of a month, with its details for invoices, with the operator's key."""
+"""Endpoint for an account's monthly statement, with its details for invoices. It requires the operator key."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class InvoiceDetails(Reply):
     """The account's details for invoices. Empty: not given."""
 
     company: str
-    address: str = Field(description="Lines.")
+    address: str = Field(description="Lines of the postal address.")
     tax_id: str
     email: str
 
 
 class AccountStatement(Reply):
-    """A month of an account: the opening balance and the movements, less the charged usage, are the closing balance."""
+    """A month of an account. The opening balance plus the movements minus the charged usage is the closing balance."""
 
     account_id: str
     name: str

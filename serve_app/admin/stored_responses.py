@@ -1,4 +1,4 @@
-"""Endpoints for stored responses: read, delete, list the input. An account finds only its own."""
+"""Endpoints for stored responses: read, delete, cancel, list the input. An account finds only its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ endpoint = Endpoints("Responses", "apiKey")
 MAX_ITEMS: Final = 100
 RUNNING: Final = ("queued", "in_progress")
 POLL_S = 0.25
-CANCEL_POLLS: Final = 40  # in more time than a gateway takes to hear of it
+CANCEL_POLLS: Final = 40  # for 10 s: longer than a gateway needs to notice the cancellation
 
 
 class DeletedResponse(Reply):
@@ -47,7 +47,7 @@ class ItemsQuery(Query):
         20, ge=1, le=MAX_ITEMS, description="Maximum number of items to return."
     )
     order: Literal["asc", "desc"] = Field("desc", description="`desc`: the last item first.")
-    after: str | None = Field(None, description="Id of the item before the page: `last_id` of the page before.")
+    after: str | None = Field(None, description="`last_id` of the previous page.")
 
 
 @endpoint(
@@ -59,12 +59,12 @@ class ItemsQuery(Query):
 async def get_response(admin: AdminServices, response_id: str, query: ResponseQuery, identity: Identity) -> Response:
     if query.stream == "true":
         raise errors.invalid_parameters(
-            "stream: a stored response is not streamed. Leave it out: the answer is the whole response", param="stream"
+            "stream: a stored response is not streamed. Leave stream out to get the whole response", param="stream"
         )
     return await _json((await _find(admin, identity, response_id)).response)
 
 
-@endpoint("DELETE", "/responses/{response_id}", "Delete a stored response", success="It is deleted.")
+@endpoint("DELETE", "/responses/{response_id}", "Delete a stored response", success="Deleted.")
 async def delete_response(admin: AdminServices, response_id: str, identity: Identity) -> DeletedResponse:
     if not await admin.run(commands.DeleteResponse(identity.account_id, response_id)):
         await _find(admin, identity, response_id)
@@ -76,7 +76,7 @@ async def delete_response(admin: AdminServices, response_id: str, identity: Iden
     "POST",
     "/responses/{response_id}/cancel",
     "Cancel a response that runs in the background",
-    success=responses.json_response("The response: cancelled, or as it has ended.", models.Response.__name__),
+    success=responses.json_response("The response: cancelled, or already ended.", models.Response.__name__),
 )
 async def cancel_response(admin: AdminServices, response_id: str, identity: Identity) -> Response:
     found = await admin.run(commands.CancelResponse(identity.account_id, response_id))
@@ -89,7 +89,7 @@ async def cancel_response(admin: AdminServices, response_id: str, identity: Iden
             param="response_id",
         )
     shown = await _find(admin, identity, response_id)
-    for _ in range(CANCEL_POLLS):  # then it ends a little later
+    for _ in range(CANCEL_POLLS):  # if this is not enough, it ends a little later
         if shown.response["status"] not in RUNNING:
             break
         await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""The operations of the OpenAPI document that tokenize."""
+"""Describes POST /tokenize and /detokenize for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Count = Annotated[int, Field(ge=0)]
 _ERRORS: Final = (400, 401, 403, 408, 422, 429, 500, 503)
 _FREE: Final = (
     "Free of charge: nothing is billed, and no balance is needed. The rate is ten times that of other queries; each "
-    "further 16 KiB of a body count as one more request. At most four of an account run at once."
+    "further 16 KiB of a body count as one more request. At most four requests of an account run at the same time."
 )
 
 

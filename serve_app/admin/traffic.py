@@ -1,6 +1,6 @@
-"""Shifts traffic between the backends of an identifier, with the operator's key.
+"""Endpoints that shift traffic between the backends of an identifier. They require the operator key.
 
-Each change names the traffic version that it replaces: a concurrent change is an error and is not overwritten.
+Each change names the traffic version that it replaces, so a concurrent change causes an error and is not overwritten.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ async def roll_back(admin: AdminServices, id: str, body: Rollback, audit: Audit)
     view = await _read(admin, id)
     before = view.served.before.get(id)
     if not view.traffic_version(id):
-        raise errors.invalid_parameters(f"nothing to roll back: the weights of config.yaml hold for {id}", param="id")
+        raise errors.invalid_parameters(f"nothing to roll back: the weights of config.yaml apply to {id}", param="id")
     if before is not None and not any(map(view.is_ready, before.weights)):
-        raise errors.invalid_parameters(f"none of {', '.join(before.weights)}, which had the traffic before, is ready")
+        raise errors.invalid_parameters(f"none of the backends to restore is ready: {', '.join(before.weights)}")
     expected = view.traffic_version(id) if body.expected is None else body.expected
     await admin.run(commands.RollBackTraffic(id, expected, body.reason, audit))
     return AdminModel.model_validate(described(await ServedView.read(admin), id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-WHOLE: Final = 10_000  # sum of the weights: shares are exact to a hundredth of a percent
+TOTAL_WEIGHT: Final = 10_000  # sum of the weights, so shares are exact to a hundredth of a percent
 
 
 class OnlyBackend(ValueError):
@@ -14,13 +14,13 @@ class OnlyBackend(ValueError):
 
 def with_share(weights: Mapping[str, int], backend: str, percent: float) -> dict[str, int]:
     """Returns the new weights. `percent` is 0 to 100; 0 takes all traffic from the backend. Raises OnlyBackend."""
-    share = min(WHOLE, max(round(percent * WHOLE / 100), 1)) if percent else 0
+    share = min(TOTAL_WEIGHT, max(round(percent * TOTAL_WEIGHT / 100), 1)) if percent else 0
     others = {name: weight for name, weight in weights.items() if weight and name != backend}
-    if share == WHOLE:
+    if share == TOTAL_WEIGHT:
         return {backend: 100}
     if not others:
         raise OnlyBackend(backend)
-    shares = _divide(WHOLE - share, others) | ({backend: share} if share else {})
+    shares = _divide(TOTAL_WEIGHT - share, others) | ({backend: share} if share else {})
     if all(weight % 100 == 0 for weight in shares.values()):
         shares = {name: weight // 100 for name, weight in shares.items()}  # whole percentages are easiest to read
     return {name: weight for name, weight in shares.items() if weight}
@@ -28,9 +28,9 @@ def with_share(weights: Mapping[str, int], backend: str, percent: float) -> dict
 
 def _divide(total: int, weights: Mapping[str, int]) -> dict[str, int]:
     """Divides `total` in these proportions, by largest remainders, in the order of `weights`."""
-    whole = sum(weights.values())
-    parts = {name: total * weight // whole for name, weight in weights.items()}
-    by_remainder = sorted(weights, key=lambda name: -(total * weights[name] % whole))
+    given = sum(weights.values())
+    parts = {name: total * weight // given for name, weight in weights.items()}
+    by_remainder = sorted(weights, key=lambda name: -(total * weights[name] % given))
     for name in by_remainder[: total - sum(parts.values())]:
         parts[name] += 1
     return parts

@@ -1,4 +1,4 @@
-"""Usage, with the operator's key: as sums, as pages, or as one file of any length."""
+"""Endpoints for usage: as sums, as pages, or as one file of any length. They require the operator key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from starlette.types import Send
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import WHOLE, Count, Day, Instant, Money, PerMillion, Query, Reply, Schema, moment
+from serve_app.admin.values import INTEGER, Count, Day, Instant, Money, PerMillion, Query, Reply, Schema, moment
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts import commands
@@ -22,7 +22,7 @@ from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS, Row, request_row
 
 logger = logging.getLogger("ray.serve")
 
-PAGE = 1000  # requests that an export reads and holds at a time
+PAGE = 1000  # requests that an export holds in memory at one time
 
 endpoint = Endpoints("Operator: Usage", "operatorKey")
 
@@ -148,7 +148,7 @@ class Period(Query):
 
 class Page(Period):
     after: str | None = Field(None, description="`next` of the previous page.")
-    limit: Annotated[int, WHOLE] = Field(PAGE, ge=1, le=PAGE, description="Maximum number of rows per page.")
+    limit: Annotated[int, INTEGER] = Field(PAGE, ge=1, le=PAGE, description="Maximum number of rows per page.")
 
 
 class RequestsQuery(Page, Filters):
@@ -160,7 +160,7 @@ class ExportQuery(Period, Filters):
 
 
 _FILE: Final[Schema] = {
-    "description": "The file, of any length. One that is cut ends without the last chunk of its transfer.",
+    "description": "The file, of any length. An incomplete file ends without the last chunk of the transfer.",
     "headers": {
         "x-request-id": {"$ref": "#/components/headers/x-request-id"},
         "content-disposition": {"required": True, "schema": {"type": "string", "pattern": "^attachment; "}},

@@ -60,7 +60,7 @@ Day = Annotated[str, Field(json_schema_extra={"format": "date"}, description="In
 Count = Annotated[int, Field(ge=0)]
 
 # For queries, where every value is text.
-WHOLE = BeforeValidator(lambda text: int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text)
+INTEGER = BeforeValidator(lambda text: int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text)
 
 # For requests. `amount_of` and `expiry_of` check the rest: their messages say more than a pattern can.
 FLAG = BeforeValidator(lambda text: {"true": True, "false": False}.get(text, text))

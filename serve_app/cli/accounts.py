@@ -1,4 +1,4 @@
-"""`serve-app accounts …`: creates and suspends accounts, sets limits and weight. Their money is in `funds`."""
+"""`serve-app accounts …`: creates and suspends accounts, sets limits. The `funds` module has the commands for money."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from serve_app.contracts.limits import ACCOUNT_LIMITS
 app = typer.Typer(name="accounts", help="Open accounts, add funds, set limits.")
 
 GrantOption = Annotated[bool, typer.Option("--grant", help="Book the credit as a grant, not as a payment.")]
-ExpiryOption = Annotated[
-    str | None, typer.Option(metavar="WHEN", help=f"When the grant expires: {EXPIRY} (to its end, UTC).")
-]
+ExpiryOption = Annotated[str | None, typer.Option(metavar="WHEN", help=f"Expiry of the grant: {EXPIRY}.")]
 IdempotencyKey = Annotated[
     str | None, typer.Option(metavar="KEY", help="Idempotency key of an earlier attempt, to repeat it safely.")
 ]
@@ -106,10 +104,12 @@ def set_limits(
     limits: AccountLimits,
     default: Annotated[
         list[str] | None,
-        typer.Option(metavar="LIMIT", help=f"Reset to the service's default: {', '.join(ACCOUNT_LIMITS)}."),
+        typer.Option(
+            metavar="LIMIT", help=f"Reset this limit to the service's default. One of: {', '.join(ACCOUNT_LIMITS)}."
+        ),
     ] = None,
 ) -> None:
-    """Set an account's limits: requests and tokens per minute, concurrent requests, weight. Omitted limits stay."""
+    """Set limits: requests and tokens per minute, concurrent requests, weight. Omitted limits stay unchanged."""
     changes = parse_limits(limits, default or (), word="default")
     if not changes:
         options = ", ".join(f"--{limit}" for limit in ACCOUNT_LIMITS)
@@ -142,7 +142,7 @@ def credit_fields(grant: bool, expires: str | None) -> dict[str, str]:
 
 
 def expiry_to_repeat(body: dict[str, Any]) -> str:
-    """Returns the expiry as a time: a repeated duration would end later."""
+    """Returns the `--expires` option for a retry, as a time. The typed duration would give a later expiry."""
     return f"--expires {body['expires_at']}" if "expires_at" in body else ""
 
 
@@ -174,13 +174,13 @@ def _fields(account: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _available(account: dict[str, Any]) -> str:
-    """The balance without expired grants."""
+    """Returns the balance without expired grants."""
     available: str = account.get("available", account["balance"])
     return available
 
 
 def _limit_text(account: dict[str, Any], limit: str) -> str:
-    """Formats a limit: its value, whether it is the service's default, and what pressure leaves of it now."""
+    """Formats a limit: its value, whether it is the service's default, and the lower value that load may cause."""
     value = account["limits"].get(limit, account.get(limit))  # the API has the weight outside `limits`
     effective = account.get("effective", {}).get(limit, value)
     text = f"{value:,}" + ("" if account["contract"].get(limit) is not None else " (default)")

@@ -91,8 +91,8 @@ def restore_ledger(
 ) -> None:
     """Restore a backup into a new, empty database, and verify its digest, rows and books.
 
-    Stop the service of the lost ledger first. Exit code 1 also if the books of the backup do not add up: the ledger is
-    then restored, and its problems are listed.
+    Stop the service of the lost ledger first. If the books of the backup do not add up, the ledger is still restored,
+    its problems are listed, and the exit code is 1.
     """
     with _errors(), interruptible():
         from serve_app.accounting.backup import shown
@@ -120,9 +120,10 @@ def _errors() -> Iterator[None]:
 
 
 def _url(session: Session, named: str | None) -> Any:
-    """Returns the ledger's URL. Raises UsageError without the typed text, which may hold a password.
+    """Returns the ledger's URL. Without a given URL, it is that of the state folder's ledger.
 
-    It is the state folder's ledger only if the operator named no service, or the state folder's service.
+    Raises UsageError if the URL is not valid, or if it is missing and the operator named a service that is not the
+    state folder's. The error does not quote the URL, which may contain a password.
     """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
@@ -136,7 +137,7 @@ def _url(session: Session, named: str | None) -> Any:
     if not text and connection.is_named and not connection.is_of_home():
         raise UsageError(
             f"{connection.url} is not known to be the service of {connection.home.absolute()}, and this command uses "
-            "the database, not the service: name it with --database, or unset SERVE_APP_URL, PORT and --url"
+            "the database, not the service: name the database with --database, or omit SERVE_APP_URL, PORT and --url"
         )
     try:
         return make_url(text or f"sqlite:///{connection.home.absolute() / 'ledger.db'}")
@@ -169,17 +170,17 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 
 def _lines(manifest: Manifest) -> list[tuple[str, object]]:
-    said = _document(manifest)
+    document = _document(manifest)
     rows, server = manifest.rows, f"{manifest.kind} {manifest.server}".rstrip()
-    last = f"{said['last_settled']} at {said['last_settled_at']}" if manifest.last_settled else None
+    last = f"{document['last_settled']} at {document['last_settled_at']}" if manifest.last_settled else None
     return [
         ("accounts", rows["accounts"]),
         ("schema", f"revision {manifest.revision}, release {manifest.release}, {server}"),
-        ("as of", said["taken_at"]),
+        ("as of", document["taken_at"]),
         ("last settled", last),
         ("API keys", rows["api_keys"]),
         ("requests", rows["usage"]),
         ("journal entries", rows["journal_entries"]),
-        ("balances", f"{said['balance']} {said['currency'] or ''}".rstrip()),
-        ("charged", f"{said['charged']} {said['currency'] or ''}".rstrip()),
+        ("balances", f"{document['balance']} {document['currency'] or ''}".rstrip()),
+        ("charged", f"{document['charged']} {document['currency'] or ''}".rstrip()),
     ]

@@ -34,7 +34,7 @@ class AdminClient:
         self.url = connection.url
         self._delays = RETRY_DELAYS_S if retries else ()
         self._connection = connection
-        # A proxy from the environment must not be used for this machine itself.
+        # The environment's proxy must not be used for a service on this machine.
         self._http = httpx.Client(
             timeout=TIMEOUT_S if timeout_s is None else timeout_s,
             trust_env=not connection.is_local,
@@ -49,7 +49,7 @@ class AdminClient:
         self._http.close()
 
     def api_get(self, *path: str, query: Query | None = None) -> Json:
-        """Reads a resource. Omits query values of None."""
+        """Reads a resource. Leaves out query values that are None."""
         given = {name: str(value) for name, value in (query or {}).items() if value is not None}
         return self._exchange("GET", path, query=given, repeatable=True)
 
@@ -59,7 +59,7 @@ class AdminClient:
     def book(self, *path: str, body: Json, idempotency_key: str | None, repeat_with: str = "") -> Json:
         """Moves money: sends a POST with an idempotency key, generated if None is given.
 
-        `repeat_with` are options that an operator must give in this form to repeat the command by hand.
+        `repeat_with` has options that an operator must use to repeat the command by hand, instead of the typed ones.
         """
         try:
             return self._exchange("POST", path, body=body, idempotency_key=idempotency_key or secrets.token_hex(16))
@@ -100,7 +100,7 @@ class AdminClient:
         return rows[:limit]
 
     def probe(self, path: str) -> tuple[int, float]:
-        """Returns status and seconds of an open route such as `/ready`, without the operator key."""
+        """Calls an open route such as `/ready` without the operator key. Returns the status and the seconds it took."""
         start = time.perf_counter()
         response = self._send_with_retries(httpx.Request("GET", self.url + path), repeatable=False)
         return response.status_code, time.perf_counter() - start
@@ -123,7 +123,7 @@ class AdminClient:
         try:
             url = self.url + "/admin/" + "/".join(quote(part, safe="") for part in path)
             request = self._http.build_request(method, url, params=query or None, json=body, headers=headers)
-        except UnicodeEncodeError as error:  # Python passes such bytes of the command line on as surrogates
+        except UnicodeEncodeError as error:  # Python decodes invalid bytes of the command line to surrogates
             raise CommandError(f"an argument is not valid UTF-8: {error.object!r}", code="usage") from None
         response = self._send_with_retries(request, repeatable=repeatable or idempotency_key is not None)
         if not response.is_success:

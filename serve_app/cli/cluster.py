@@ -11,7 +11,7 @@ import typer
 from serve_app.cli.command import Session, command
 from serve_app.cli.output import CommandError, UsageError
 
-app = typer.Typer(name="cluster", help="Machines of a cluster.")
+app = typer.Typer(name="cluster", help="TLS files for the nodes of a cluster.")
 
 
 @command(
@@ -19,9 +19,9 @@ app = typer.Typer(name="cluster", help="Machines of a cluster.")
     "certificates",
     examples=(
         "serve-app cluster certificates --out tls head.example,10.0.0.2 gateway1.example,10.0.0.3",
-        "serve-app cluster certificates --out tls model7.example,10.0.0.17     a node more, by the same authority",
+        "serve-app cluster certificates --out tls model7.example,10.0.0.17     another node, same authority",
         "serve-app cluster certificates --out tls --renew head.example,10.0.0.2",
-        "serve-app cluster certificates --out authority     the authority alone, for pods",
+        "serve-app cluster certificates --out authority     only the authority, for pods",
     ),
 )
 def certificates(
@@ -38,22 +38,22 @@ def certificates(
         ),
     ] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates of these nodes.")] = False,
-    installed_at: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files on a node.")] = Path(
-        "/etc/serve-app/tls"
-    ),
+    installed_at: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder on the nodes in which you install the files.")
+    ] = Path("/etc/serve-app/tls"),
 ) -> None:
     """Create certificates for RAY_USE_TLS: an authority, once, and a folder of files for each node.
 
-    Copy its folder to each node, load `ray-tls.env` before `ray start`, and restart all nodes together: nodes with TLS
+    Copy each folder to its node, load `ray-tls.env` before `ray start`, and restart all nodes together: nodes with TLS
     and nodes without TLS can't talk to each other.
     """
     from serve_app.cli import node_certificates  # loads the certificate library
 
     hosts = [_hosts(node) for node in nodes or []]
     if renew and not hosts:
-        raise UsageError("--renew: name the NODEs whose certificates are replaced")
+        raise UsageError("--renew: name the nodes whose certificates to replace")
     if len({node[0] for node in hosts}) < len(hosts):
-        raise UsageError("two NODEs begin with the same name, which is that of their folder")
+        raise UsageError("two NODEs begin with the same name, so they would share a folder")
     try:
         made = node_certificates.make(out, hosts, installed_at, renew=renew, now=datetime.now(UTC))
     except node_certificates.CertificatesError as error:
@@ -70,7 +70,7 @@ def certificates(
             ("authority", made.authority),
             *((one.name, f"{one.folder}, until {one.ends:%Y-%m-%d}") for one in made.nodes),
         ],
-        note=f"\nCopy each folder to {installed_at} of its node, and keep {key} off the nodes."
+        note=f"\nCopy each folder to {installed_at} on its node, and keep {key} off the nodes."
         if made.nodes
         else f"\n{key} signs the certificates of all nodes: delete this folder once a Secret has both files.",
     )
@@ -89,7 +89,7 @@ def node_certificate(
     authority: Annotated[
         Path,
         typer.Option(
-            "--authority", metavar="FOLDER", help="Folder with ca.pem and ca-key.pem. No other process needs it."
+            "--authority", metavar="FOLDER", help="Folder with ca.pem and ca-key.pem. Only this command needs it."
         ),
     ],
     to: Annotated[
@@ -118,5 +118,5 @@ def _hosts(node: str) -> tuple[str, ...]:
 
     hosts = tuple(name for part in node.split(",") if (name := part.strip()))
     if not hosts or not all(node_certificates.is_host(name) for name in hosts):
-        raise UsageError(f"NODE {node!r}: must be names or addresses of a machine, as gateway1.example,10.0.0.3")
+        raise UsageError(f"NODE {node!r}: must be names or addresses of a machine, such as gateway1.example,10.0.0.3")
     return hosts

@@ -70,7 +70,7 @@ def nodes_check(nodes: Sequence[Facts]) -> Check:
 
 
 def flags_check(nodes: Sequence[Facts], expected: Mapping[str, str]) -> Check:
-    """Differences between nodes fail. A common difference from flags.env only warns, because it may be intended."""
+    """Fails if nodes differ. Only warns if all nodes differ from flags.env in the same way: that may be intended."""
     names = sorted({name for node in nodes for name in node["flags"]} | set(expected))
     names = [name for name in names if name in expected or not name.endswith(OWN_PER_NODE)]
     values = {name: {node["flags"].get(name) for node in nodes} for name in names}
@@ -79,7 +79,7 @@ def flags_check(nodes: Sequence[Facts], expected: Mapping[str, str]) -> Check:
         return Check("flags", "fail", detail, "source cluster/flags.env before `ray start` on every node")
     others = [name for name in names if name in expected and values[name] - {expected[name]}]
     if others:
-        detail = f"the same on all nodes, and not as in flags.env: {', '.join(others)}"
+        detail = f"the same on all nodes, but not as in flags.env: {', '.join(others)}"
         return Check("flags", "warn", detail, "source cluster/flags.env before `ray start` on every node")
     if not expected:
         return Check("flags", "warn", "the same on all nodes; no flags.env to compare with", "name it with --flags")
@@ -95,32 +95,32 @@ def versions_check(nodes: Sequence[Facts]) -> Check:
 
 
 def clocks_check(nodes: Sequence[Facts]) -> Check:
-    """Counts only the part of the difference that the measurement's own error can't explain."""
+    """Fails only if the difference exceeds the limit by more than the measurement's own error."""
     late = [node for node in nodes if abs(node["clock_ahead_s"]) - node["clock_error_s"] > CLOCK_LIMIT_S]
     if late:
         detail = "; ".join(f"{node['name']} differs from the head by {node['clock_ahead_s']:+.1f} s" for node in late)
         return Check("clocks", "fail", detail, "run a time service (chrony) on every node")
-    most = max((abs(node["clock_ahead_s"]) + node["clock_error_s"] for node in nodes), default=0.0)
-    status = "ok" if most <= CLOCK_LIMIT_S else "warn"
-    return Check("clocks", status, f"within {most:.3f} s of the head's, {CLOCK_LIMIT_S:g} allowed")
+    max_difference = max((abs(node["clock_ahead_s"]) + node["clock_error_s"] for node in nodes), default=0.0)
+    status = "ok" if max_difference <= CLOCK_LIMIT_S else "warn"
+    return Check("clocks", status, f"within {max_difference:.3f} s of the head's, {CLOCK_LIMIT_S:g} allowed")
 
 
 def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
-    """A node can't see which ports a firewall opens, only where Ray listens."""
+    """Checks where Ray listens. A node can't see which ports a firewall closes."""
     listeners = [(node["name"], one) for node in nodes for one in node["listeners"] if one["what"] in CLOSED]
     if not listeners:
-        hint = "run it as the user that runs Ray"
-        return Check("ports", "warn", "Ray's processes of another user can't be looked at", hint)
+        hint = "run this command as the user that runs Ray"
+        return Check("ports", "warn", "can't inspect Ray's processes, which another user runs", hint)
     wide = [(name, one) for name, one in listeners if one["address"] in ANYWHERE]
     if not wide:
-        return Check("ports", "ok", "dashboard, GCS and client server listen on no address of all networks")
+        return Check("ports", "ok", "dashboard, GCS and client server do not listen on all addresses")
     listed = ", ".join(sorted({f"{one['what']} on port {one['port']} of {name}" for name, one in wide}))
     if firewall:
-        return Check("ports", "ok", f"closed by a firewall, as --firewall says: {listed}")
+        return Check("ports", "ok", f"closed by a firewall, as --firewall confirms: {listed}")
     return Check(
         "ports",
         "warn",
-        f"listen on all addresses, and it can't be seen from here who reaches them: {listed}",
+        f"listen on all addresses, and this command can't see who can reach them: {listed}",
         "close them to other machines (a firewall, cluster/kubernetes), then confirm with --firewall",
     )
 
@@ -128,7 +128,7 @@ def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
 def files_check(nodes: Sequence[Facts]) -> Check:
     """Checks that other users of a node can't reach the sockets of Ray and HAProxy, nor the state folder."""
     if reached := [f"{path} on {node['name']}" for node in nodes for path in node["open_paths"]]:
-        hint = "read cluster/private-tmp.sh before `ray start`; `chmod go=` a state folder"
+        hint = "source cluster/private-tmp.sh before `ray start`; for a state folder, `chmod go=`"
         return Check("files", "fail", f"other users can reach {', '.join(reached)}", hint)
     return Check("files", "ok", "sockets and state folders are closed to other users")
 
@@ -143,16 +143,16 @@ def tls_check(nodes: Sequence[Facts]) -> Check:
 
 
 def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
-    missing, expired, soon, least = [], [], [], None
+    missing, expired, soon, min_days = [], [], [], None
     for node in nodes:
         for name, ends in node["tls"]["ends"].items():
             if ends is None:
                 missing.append(f"{name} of {node['name']} is not a certificate")
                 continue
             days = (ends - now) / DAY_S
-            least = days if least is None else min(least, days)
+            min_days = days if min_days is None else min(min_days, days)
             if days <= 0:
-                expired.append(f"{name} of {node['name']} has expired {-days:.0f} days ago")
+                expired.append(f"{name} of {node['name']} expired {-days:.0f} days ago")
             elif days < SOON_DAYS:
                 soon.append(f"{name} of {node['name']} expires in {days:.0f} days")
     hint = (
@@ -163,38 +163,40 @@ def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
         return Check("certificates", "fail", "; ".join([*missing, *expired]), hint)
     if soon:
         return Check("certificates", "warn", "; ".join(soon), hint)
-    return Check("certificates", "ok", "none are used" if least is None else f"the first expires in {least:.0f} days")
+    return Check(
+        "certificates", "ok", "none are used" if min_days is None else f"the first expires in {min_days:.0f} days"
+    )
 
 
 def applications_check(applications: Mapping[str, str]) -> Check:
     if not applications:
-        return Check("applications", "warn", "Serve runs none here", "deploy the service (`serve deploy`)")
+        return Check("applications", "warn", "Serve runs none on this cluster", "deploy the service (`serve deploy`)")
     listed = ", ".join(f"{name} {status}" for name, status in applications.items())
     well = all(status == "RUNNING" for status in applications.values())
-    return Check("applications", "ok" if well else "fail", listed, "" if well else "`serve status` says why")
+    return Check("applications", "ok" if well else "fail", listed, "" if well else "see `serve status` for the reason")
 
 
 def limiter_check(limiters: Mapping[str, str]) -> Check:
     if not limiters:
         return Check("limiter", "warn", "none is deployed", "deploy the service (`serve deploy`)")
-    if away := [f"{name}: {error}" for name, error in limiters.items() if error]:
-        return Check("limiter", "fail", "; ".join(away), "check its log on the node of accounting")
+    if failing := [f"{name}: {error}" for name, error in limiters.items() if error]:
+        return Check("limiter", "fail", "; ".join(failing), "check its log on the node of accounting")
     return Check("limiter", "ok", f"{', '.join(limiters)} answers")
 
 
 def ledger_check(nodes: Sequence[Facts]) -> Check:
-    """Checks that the database answers at its address, and that its schema is that of this release."""
+    """Checks that the database can be reached, and that its schema matches this release."""
     readers = [node for node in nodes if node["ledger"] is not None]
     if not readers:
         hint = "set SERVE_APP_DATABASE_URL on the nodes of accounting"
         return Check("ledger", "warn", "no node has the address of the database in its environment", hint)
     if wrong := [f"{node['name']}: {node['ledger']['error']}" for node in readers if node["ledger"]["error"]]:
         return Check("ledger", "fail", "; ".join(wrong), "check SERVE_APP_DATABASE_URL and the network of that node")
-    return Check("ledger", "ok", f"reachable from {_names(readers)}, its schema is this release's")
+    return Check("ledger", "ok", f"reachable from {_names(readers)}, with this release's schema")
 
 
 def weights_check(nodes: Sequence[Facts]) -> Check:
-    """A node that may download missing weights only warns; a node with HF_HUB_OFFLINE can't start a replica."""
+    """Missing weights fail on a node with HF_HUB_OFFLINE. They only warn on a node that may download them."""
     hosts = [node for node in nodes if node["gpus"] or node["model_replicas"]]
     if not hosts:
         return Check("weights", "warn", "no node has GPUs or runs model replicas: nothing to check")
@@ -214,13 +216,17 @@ def drivers_check(nodes: Sequence[Facts]) -> Check:
     hosts = [node for node in nodes if node["gpus"]]
     problems, unknown = [], []
     for node in hosts:
-        least = MIN_DRIVERS.get(int((node["cuda"] or "0").partition(".")[0]))
-        if least is None:
-            problems.append(f"{node['name']}: torch is not built for a CUDA that is known here ({node['cuda']})")
+        min_driver = MIN_DRIVERS.get(int((node["cuda"] or "0").partition(".")[0]))
+        if min_driver is None:
+            problems.append(
+                f"{node['name']}: the minimum driver for torch's CUDA version ({node['cuda']}) is not known"
+            )
         elif node["driver"] is None:
-            unknown.append(f"{node['name']}: nvidia-smi says nothing")
-        elif int(node["driver"].partition(".")[0]) < least:
-            problems.append(f"{node['name']}: {node['driver']} is older than {least}, which CUDA {node['cuda']} needs")
+            unknown.append(f"{node['name']}: nvidia-smi reports no driver")
+        elif int(node["driver"].partition(".")[0]) < min_driver:
+            problems.append(
+                f"{node['name']}: {node['driver']} is older than {min_driver}, which CUDA {node['cuda']} needs"
+            )
     if problems or unknown:
         status = "fail" if problems else "warn"
         return Check("GPU drivers", status, "; ".join([*problems, *unknown]), "install a newer driver")
@@ -228,7 +234,7 @@ def drivers_check(nodes: Sequence[Facts]) -> Check:
 
 
 def times_check(times: Facts, nodes: Sequence[Facts], grace_period_s: float | None) -> Check:
-    """Checks the chain of serve_app/times.py. A pod does not know its own grace period."""
+    """Checks the chain of timeouts of serve_app/times.py. Only the operator knows the pods' grace period."""
     chain = [[Part(*one) for one in times[link]] for link in ("reply", "model", "gateway")]
     for flag, default in ((HARD_STOP, RAY_HARD_STOP_S), (DRAIN, RAY_DRAIN_S)):
         try:
@@ -236,11 +242,11 @@ def times_check(times: Facts, nodes: Sequence[Facts], grace_period_s: float | No
         except ValueError:
             return Check("times", "fail", f"{flag} is not a number of seconds", "see cluster/flags.env")
     if grace_period_s is not None:
-        chain.append([Part("the end of pods", grace_period_s)])
+        chain.append([Part("the grace period", grace_period_s)])
     if problems := list(chain_problems(chain)):
         return Check("times", "fail", "; ".join(problems), "see Times in docs/deploy/cluster.md")
     known = [max(part.seconds for part in link) for link in chain if link]
-    unknown = "" if grace_period_s is not None else "; --grace-period adds when pods or units are ended"
+    unknown = "" if grace_period_s is not None else "; add --grace-period to check that of pods or units"
     return Check("times", "ok", " < ".join(f"{seconds:g}" for seconds in known) + " s" + unknown)
 
 

@@ -37,9 +37,9 @@ def command(
 ) -> Callable[[Action], Action]:
     """Registers a function `(session, …)` as a command with the shared options, which may precede or follow its name.
 
-    A CommandError that it raises is printed (as JSON under `-o json`) and becomes the exit code. `examples` end its
-    help. With `signed`, arguments may begin with a minus. A parameter annotated with a mapping of option names to
-    options stands for all of them; the function gets a mapping of the options that were given.
+    A CommandError that it raises is printed (as JSON under `-o json`) and becomes the exit code. The help ends with
+    `examples`. With `signed`, arguments may begin with a minus. A parameter annotated with a mapping of option names
+    to options stands for all of them; the function gets a mapping of the options that were given.
     """
 
     def register(action: Action) -> Action:
@@ -51,9 +51,9 @@ def command(
 
 
 def group_action(app: typer.Typer, *, examples: Sequence[str] = (), alone: bool = True) -> Callable[[Action], Action]:
-    """Registers a function `(session, …)` as the action of a group of commands when none of them is named.
+    """Registers a function `(session, …)` that runs if only the group is named, without one of its commands.
 
-    With `alone` False, a command must be named; the function then only declares the group's options.
+    With `alone` False, a command must be named, and the function only declares the group's options.
     """
 
     def register(action: Action) -> Action:
@@ -64,7 +64,7 @@ def group_action(app: typer.Typer, *, examples: Sequence[str] = (), alone: bool 
 
 
 def _for_typer(action: Action) -> Action:
-    """Returns a function for typer, whose signature has the action's parameters, then the shared options."""
+    """Returns a function for typer. Its signature has the action's parameters, then the shared options."""
     signature = inspect.signature(action, eval_str=True)
     annotations: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
@@ -84,9 +84,9 @@ def _for_typer(action: Action) -> Action:
         if context.invoked_subcommand is not None:
             context.obj = shared
             for name in arguments:
-                # Ignoring the option would make the command do more than the operator meant.
+                # Without the option, the command might do more than the operator wants.
                 if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
-                    error = UsageError(f"the options of `{context.invoked_subcommand}` belong behind its name")
+                    error = UsageError(f"put the options of `{context.invoked_subcommand}` after its name")
                     Output("json" if shared.as_json or shared.output_form == "json" else None).failure(error)
                     raise typer.Exit(error.exit_code)
             return
@@ -129,7 +129,7 @@ def _epilog(examples: Sequence[str]) -> str | None:
 
 
 def _example_lines(example: str) -> list[str]:
-    """Breaks a long example before options, or before a value, and puts its comment above it."""
+    """Breaks a long example before its options. Puts the example's comment on a line above."""
     if len(example) <= EXAMPLE_COLUMNS:
         return [example]
     text, _, comment = example.partition("   ")

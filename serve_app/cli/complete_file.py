@@ -18,8 +18,8 @@ from serve_app.storage.spool_file import flush_folder
 def complete_file(path: Path, mode: str, **form: Any) -> Iterator[IO[Any]]:
     """Opens a new file as `open` does. Only its owner can read it.
 
-    The file is written next to its target, flushed to disk, then moved. Until then an older file of that name stays.
-    After an error or a signal, no draft remains. Raises CommandError.
+    The draft is written next to `path`, flushed to disk, then moved to `path`. Until then, an existing file at `path`
+    stays. After an error or a signal, the draft is deleted. Raises CommandError.
     """
     if path.is_dir():
         raise CommandError(f"{path} is a folder: name a file in it", code="output")
@@ -45,11 +45,11 @@ def complete_file(path: Path, mode: str, **form: Any) -> Iterator[IO[Any]]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt. Otherwise they would end the process before it cleans up."""
+    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt. Otherwise they would end the process before it cleans up."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     # An ignored signal (nohup, a background job) stays ignored.
-    kept = {number: signal.getsignal(number) for number in numbers}
-    changed = {number: handler for number, handler in kept.items() if handler not in (signal.SIG_IGN, None)}
+    previous = {number: signal.getsignal(number) for number in numbers}
+    changed = {number: handler for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
     for number in changed:
         signal.signal(number, signal.default_int_handler)
     try:

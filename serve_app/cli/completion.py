@@ -1,4 +1,4 @@
-"""Completes ids in the shell with those of the service. It gives up silently after a second."""
+"""Completes ids in the shell, with the ids of the service. Gives up silently after a second."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_FOUND: Final = 200
 PAGE_SIZE: Final = 200
 MAX_ACCOUNTS: Final = 10
 
-#: An id and what it stands for, which some shells show.
+#: Ids with a description, which some shells show.
 Found = Iterator[tuple[str, str]]
 
 
 def completes(
     search: Callable[[AdminClient, str | None], Found],
 ) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
-    """Returns a completion from a search for ids, which gets the account of the command line, if it has one."""
+    """Returns a completion that calls `search` with a client and the account on the command line, if any."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
@@ -42,7 +42,7 @@ def completes(
                             found.append(one)
                             if len(found) == MAX_FOUND:
                                 return
-            except Exception:  # a shell that completes has no place for an error
+            except Exception:  # the shell can't show an error here
                 return
 
         searching = threading.Thread(target=look_up, daemon=True)
@@ -69,7 +69,7 @@ def _accounts(client: AdminClient, _account: str | None = None) -> Found:
 
 
 def _keys(client: AdminClient, account: str | None) -> Found:
-    """Without an account, yields the keys that were used lately: reading all keys would fill the audit log."""
+    """Without an account, yields the keys used in the last 31 days: reading all keys would fill the audit log."""
     if account:
         yield from ((one["id"], one["name"] or "") for one in client.api_get("accounts", account, "keys")["data"])
         return
@@ -79,7 +79,7 @@ def _keys(client: AdminClient, account: str | None) -> Found:
 
 
 def _people(client: AdminClient, account: str | None) -> Found:
-    """Looks in a few accounts only, because each read is in the audit log."""
+    """Searches only a few accounts, because the audit log records each read."""
     accounts = [account] if account else [one for one, _ in islice(_accounts(client), MAX_ACCOUNTS)]
     for account_id in accounts:
         yield from ((one["email"], one["name"]) for one in client.api_get("accounts", account_id, "people")["data"])

@@ -78,7 +78,7 @@ class SharedOptions:
     ] = False
 
     def over(self, earlier: SharedOptions) -> SharedOptions:
-        """Returns these options; options that were not typed come from `earlier`, before the command's name."""
+        """Returns these options. Those that were not typed come from `earlier`, typed before the command's name."""
         return SharedOptions(*(getattr(self, option.name) or getattr(earlier, option.name) for option in fields(self)))
 
     def checked_form(self) -> Form | None:
@@ -107,7 +107,7 @@ class Connection:
 
     @property
     def is_local(self) -> bool:
-        """Whether the URL is this machine's own."""
+        """Whether the URL is an address of this machine."""
         return _is_local(self.url)
 
     def is_of_home(self) -> bool | None:
@@ -131,7 +131,7 @@ class Connection:
     def operator_key(self) -> str:
         """Reads the operator key, to send it to `url`.
 
-        Raises CommandError, which names the place of a missing key or says that the connection is not private.
+        Raises CommandError if the key is missing or malformed, or if the connection would expose it.
         """
         check_way(self.url, "the operator key", self.insecure)
         if self.key_in_environment is not None:
@@ -154,8 +154,9 @@ class Connection:
 
 
 def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path) -> Connection:
-    """Applies the defaults: options first, then the environment, then the state folder near `folder`.
+    """Applies the defaults: options first, then the environment, then the state folder.
 
+    The state folder is SERVE_APP_HOME, else `.serve-app` in `folder` if it exists, else `~/.serve-app`.
     An empty variable counts as unset. `--operator-key-file` takes precedence over SERVE_APP_OPERATOR_KEY.
     """
     near = folder / ".serve-app"
@@ -194,7 +195,7 @@ def check_way(url: str, secret: str, insecure: bool) -> None:
     if urlsplit(url).scheme == "http" and not insecure and not _is_local(url):
         raise CommandError(
             f"{url} is plain HTTP to another machine, which would show {secret} to the network: use https://, "
-            "forward a port to this machine, or pass --insecure (SERVE_APP_INSECURE=1) if the network is yours",
+            "forward a port to this machine, or pass --insecure (SERVE_APP_INSECURE=1) if you trust the network",
             code="insecure",
         )
 
@@ -221,7 +222,7 @@ def _checked_operator(name: str) -> str:
 
 
 def _user_at_host() -> str:
-    """Returns the default name of the operator, in a form that a header can carry."""
+    """Returns the default name of the operator, in characters that are valid in a header."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container may run as a user without a name
@@ -231,8 +232,10 @@ def _user_at_host() -> str:
 
 
 def _checked_key(key: str, source: str) -> str:
-    """Returns the key if a header can carry it. The error does not show it."""
+    """Returns the key if it is valid in a header. The error does not show the key."""
     key = key.strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise CommandError(f"the operator key from {source} holds characters that no key has", code="no_operator_key")
+        raise CommandError(
+            f"the operator key from {source} contains characters that are not allowed in a key", code="no_operator_key"
+        )
     return key

@@ -104,11 +104,11 @@ def provision_dashboards(
     folder: Folder = "serve-app",
     seen_at: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Path of FOLDER for Grafana, if it differs, as in a container."),
+        typer.Option(metavar="PATH", help="Path at which Grafana sees FOLDER, if it differs, as in a container."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that serve-app did not write.")] = False,
 ) -> None:
-    """Write the files with which Grafana provisions itself, and the rules for Prometheus."""
+    """Write the files for Grafana's file provisioning, and the rules for Prometheus."""
     parse_address(prometheus, "--prometheus")
     path = PurePosixPath(seen_at or to.absolute().as_posix())
     texts = (read_boards(), read_rules())
@@ -119,7 +119,7 @@ def provision_dashboards(
         ("file", "action"),
         [(to / file.path, file.action) for file in written],
         empty="Nothing to write.",
-        footer=f"Start Grafana with GF_PATHS_PROVISIONING={path / 'provisioning'}; name the rules in prometheus.yml.",
+        footer=f"Start Grafana with GF_PATHS_PROVISIONING={path / 'provisioning'}; add the rules to prometheus.yml.",
     )
 
 
@@ -154,7 +154,7 @@ def _use_folder(api: Any, title: str) -> str:
 
 @contextlib.contextmanager
 def _grafana(url: str, credential: str | tuple[str, str]) -> Iterator[Any]:
-    """Yields the API. Raises a one-line CommandError for any failure."""
+    """Yields a client of Grafana's API. Every failure becomes a one-line CommandError."""
     from grafana_client import GrafanaApi
     from grafana_client.client import GrafanaException, GrafanaTimeoutError
 
@@ -179,7 +179,7 @@ def _reason(error: Any) -> str:
     if error.status_code == 401:
         return "the token or password is not accepted"
     if error.status_code == 403:
-        return "the token may not do this: its service account needs the role Editor, and Admin for --prometheus"
+        return "no permission: the service account of the token needs the role Editor, or Admin for --prometheus"
     response = error.response
-    said = response.get("message") if isinstance(response, dict) else None
-    return str(said or error.message).splitlines()[0]
+    message = response.get("message") if isinstance(response, dict) else None
+    return str(message or error.message).splitlines()[0]

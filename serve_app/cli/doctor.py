@@ -52,7 +52,8 @@ def doctor(
     session: Session,
     cluster: Annotated[bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")] = False,
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address of the cluster's head. Default: as Ray finds it.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address of the cluster's head. Default: the one that Ray finds."),
     ] = None,
     flags: Annotated[
         Path, typer.Option(metavar="FILE", help="File with the flags that every node of the cluster should have.")
@@ -74,7 +75,7 @@ def doctor(
         diagnose(session.out, address, flags, firewall, grace_period)
         return
     if address is not None or firewall or grace_period is not None or flags != FLAGS:
-        raise UsageError("--address, --flags, --firewall and --grace-period are of --cluster: add it")
+        raise UsageError("--address, --flags, --firewall and --grace-period need --cluster: add it")
     checks = [*machine_checks(session.connection), *service_checks(session.client, session.connection)]
     ok = all(check.status != "fail" for check in checks)
     document = {"ok": ok, "checks": [asdict(check) for check in checks]}
@@ -89,7 +90,7 @@ def doctor(
 
 
 def machine_checks(connection: Connection) -> Iterator[Check]:
-    """Checks Python here; memory, disk and state folder if the service runs on this machine."""
+    """Checks Python and, if the service runs on this machine, its memory, disk, files and open ports."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield _judge("python", sys.version_info[:2] >= MIN_PYTHON, version, "install Python 3.11 or newer")
     if not connection.is_local:
@@ -112,7 +113,7 @@ def state_checks(connection: Connection) -> Iterator[Check]:
             hint = "start the service once (`make serve`), or set SERVE_APP_HOME to its folder"
             yield Check("state folder", "fail", f"{home} does not exist", hint)
         else:
-            yield Check("state folder", "skip", f"{home} does not exist; the operator key is given otherwise")
+            yield Check("state folder", "skip", f"{home} does not exist, but the operator key is from another source")
         yield Check("secrets", "skip", "no state folder")
         return
     is_open = is_open_to_others(home)
@@ -125,7 +126,7 @@ def state_checks(connection: Connection) -> Iterator[Check]:
     try:
         open_to_others = [path for path in (secrets, *sorted(secrets.rglob("*"))) if _mode(path) & OTHERS]
     except OSError as error:
-        yield Check("secrets", "fail", f"can't look into {secrets}: {error.strerror}", "run this as the folder's owner")
+        yield Check("secrets", "fail", f"can't read {secrets}: {error.strerror}", "run this as the folder's owner")
         return
     names = ", ".join(f"{path} ({_mode(path):04o})" for path in open_to_others)
     yield _judge(
@@ -137,7 +138,7 @@ def state_checks(connection: Connection) -> Iterator[Check]:
 
 
 def run_checks(home: Path) -> Iterator[Check]:
-    """Checks that other users can't reach the sockets of the running service, and other machines not its metrics."""
+    """Checks that other users can't reach the running service's sockets and other machines can't read its metrics."""
     import psutil
 
     from serve_app.local_run import find_run
@@ -157,18 +158,18 @@ def run_checks(home: Path) -> Iterator[Check]:
         "sockets",
         not reached,
         f"other users can reach {', '.join(map(str, reached))}" if reached else "closed to other users",
-        "restart the service, with a release that closes them",
+        "restart the service with a release that closes its sockets",
     )
     yield _judge(
         "ports",
         not served,
-        f"other machines can read metrics on {', '.join(served)}" if served else "metrics are for this machine alone",
+        f"other machines can read metrics on {', '.join(served)}" if served else "only this machine can read metrics",
         "restart the service without SERVE_APP_HAPROXY_HOST and RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, or use a firewall",
     )
 
 
 def _open_ports(launcher: int) -> list[tuple[str, int]]:
-    """Returns the addresses and ports on which a process of the service accepts other machines."""
+    """Returns the addresses and ports on which a process of the service accepts connections from other machines."""
     import psutil
 
     parent = psutil.Process(launcher)
@@ -188,7 +189,7 @@ def _has_metrics(host: str, port: int) -> bool:
     reachable = "127.0.0.1" if address.is_unspecified else f"[{host}]" if address.version == 6 else host
     try:
         return httpx.get(f"http://{reachable}:{port}/metrics", timeout=2, trust_env=False).is_success
-    except httpx.HTTPError:  # of another protocol
+    except httpx.HTTPError:  # the port does not speak HTTP
         return False
 
 
@@ -214,7 +215,7 @@ def service_checks(client: AdminClient, connection: Connection) -> Iterator[Chec
         return
     yield Check("operator key", "ok", "accepted")
     yield from model_checks(models)
-    # Checks a few seconds' worth from the last checkpoint: the ledger may be too long for more.
+    # One step from the last checkpoint takes a few seconds. A complete check may take too long.
     report = _attempt("ledger", lambda: client.api_get("ledger", "check"), LOG)
     if not isinstance(report, Check):
         so_far = " so far; run `serve-app ledger check` for the rest" if report.get("next") else ""
@@ -225,9 +226,9 @@ def service_checks(client: AdminClient, connection: Connection) -> Iterator[Chec
 
 
 def model_checks(models: Json) -> Iterator[Check]:
-    """Checks that each identifier has a backend with weight that runs at least one replica."""
+    """Checks that each identifier has a backend with a weight above 0 and at least one replica."""
     if not models["data"]:
-        yield Check("models", "fail", "no model is configured", "name one in the gateway's user_config")
+        yield Check("models", "fail", "no model is configured", "add one to the gateway's user_config")
     for model in models["data"]:
         states = ", ".join(f"{b['name']} {b['status']} × {b['replicas']}" for b in model["backends"])
         served = any(b["weight"] > 0 and (b["replicas"] or 0) > 0 for b in model["backends"])
@@ -246,7 +247,7 @@ def _memory() -> Check:
 def _disk(home: Path) -> Check:
     existing = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / GIB
-    hint = f"make room on the disk of {existing}"
+    hint = f"free some space on the disk of {existing}"
     return _judge("disk", free >= MIN_DISK_GIB, f"{free:.1f} GiB free, {MIN_DISK_GIB:.0f} needed", hint)
 
 

@@ -1,4 +1,4 @@
-"""`serve-app doctor --cluster`: runs a program of `deployments`, which may talk to Ray, and prints the checks."""
+"""`serve-app doctor --cluster`: runs deployments/cluster_facts.py, which talks to Ray, and prints the checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serve_app.cli.cluster_checks import Check, Facts, Known, flags_of, judge
 from serve_app.cli.output import CommandError, Output
 
 GATHER_S = 180
-NO_CLUSTER = 3  # exit status of the program
+NO_CLUSTER = 3  # exit status of deployments/cluster_facts.py
 
 
 def diagnose(out: Output, address: str | None, flags: Path, firewall: bool, grace_period: float | None) -> None:
@@ -34,7 +34,7 @@ def _gather(address: str | None) -> Facts:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GATHER_S)
     except subprocess.TimeoutExpired:
-        raise CommandError(f"the cluster gave no facts within {GATHER_S} s", code="no_cluster") from None
+        raise CommandError(f"the cluster did not answer within {GATHER_S} s", code="no_cluster") from None
     reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     if done.returncode == NO_CLUSTER:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""`serve-app usage export`: exports usage as a CSV or JSON file of any length, by request or summed."""
+"""`serve-app usage export`: exports usage of any length as CSV or JSON, with one row per request or per group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def export_usage(
     filters: Filters,
     group_by: Annotated[
         str | None,
-        typer.Option(metavar="FIELDS", help=f"Export sums by some of {', '.join(GROUPS)}, instead of requests."),
+        typer.Option(
+            metavar="FIELDS",
+            help=f"Export sums, not requests. Fields to group by, separated by commas: {', '.join(GROUPS)}.",
+        ),
     ] = None,
     form: Annotated[
         str | None,

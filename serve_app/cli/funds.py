@@ -24,7 +24,7 @@ Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Amount above 0, f
 SignedAmount = Annotated[
     str,
     typer.Argument(
-        metavar="AMOUNT", help="A positive amount is given back, a negative amount is taken back: 0.25 or -0.25."
+        metavar="AMOUNT", help="A positive amount is credited, a negative amount is debited: 0.25 or -0.25."
     ),
 ]
 Reason = Annotated[

@@ -41,7 +41,7 @@ TERMS = {
     "per": Annotated[str | None, typer.Option(metavar="PERIOD", help="Period of the budget: day or month.")],
     "expires": Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help=f"When the key expires: {EXPIRY} (to its end, UTC), or never."),
+        typer.Option(metavar="WHEN", help=f"Expiry of the key: {EXPIRY}, or never."),
     ],
 }
 Terms = Annotated[dict[str, Any], TERMS]
@@ -67,7 +67,7 @@ def create_key(session: Session, account_id: AccountId, terms: Terms) -> None:
     session.out.record(
         key,
         [("key", key["key"]), *(row for row in _key_rows(key) if row[0] not in ("hint", "status", "created"))],
-        note="Keep the key now: it can't be shown again.",
+        note="Save the key now: it can't be shown again.",
     )
 
 
@@ -128,7 +128,7 @@ def revoke_key(session: Session, key_id: KeyId) -> None:
 
 
 def _fields_of(terms: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of the API's request; None removes a restriction. Raises UsageError."""
+    """Returns the fields of the API's request, in which None removes a restriction. Raises UsageError."""
     fields: dict[str, Any] = {"name": terms["name"]} if "name" in terms else {}
     for option, name, word in (("model", "models", "any"), ("tag", "tags", "none"), ("address", "addresses", "any")):
         if values := terms.get(option):

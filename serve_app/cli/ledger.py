@@ -47,7 +47,7 @@ def check_ledger(
 
     Every entry sums to zero. Balances and the remainders of grants equal their postings. Sums per day and the spending
     of keys against their budgets equal the requests. Charges equal counts times prices. Nothing is missing from the
-    journal or the audit log. A later check does not read again what an earlier check has proven.
+    journal or the audit log. A check continues from the last checkpoint, unless you use --full.
     """
     if archive is not None:
         _verify(session, database, archive)
@@ -58,7 +58,7 @@ def check_ledger(
             lambda query: session.client.api_get("ledger", "check", query=query), progress, full=full
         )
     else:
-        with _opened(database) as steps:
+        with _direct_steps(database) as steps:
             report = complete_check(steps, progress, full=full)
     if report["ok"]:
         if session.out.document(report, ["ok"]):
@@ -81,7 +81,7 @@ def check_ledger(
 def complete_check(
     steps: Callable[[dict[str, str | None]], Report], progress: Callable[[str], None], *, full: bool
 ) -> Report:
-    """Runs the steps of a check one after the other."""
+    """Runs the steps of a check one after the other. Returns one report with the problems of all steps."""
     query: dict[str, str | None] = {"full": "true" if full else None}
     problems: list[Any] = []
     while True:
@@ -94,8 +94,8 @@ def complete_check(
 
 
 @contextmanager
-def _opened(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]]:
-    """Yields the check of a ledger itself, in the form of the service's answers. Raises CommandError."""
+def _direct_steps(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]]:
+    """Yields a function that runs one step on the database and answers as the service does. Raises CommandError."""
     from serve_app.accounting.ledger import Ledger  # imports the databases' libraries
 
     def steps(query: dict[str, str | None]) -> Report:
@@ -116,13 +116,13 @@ def _opened(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]
 )
 def archive_ledger(
     session: Session,
-    before: Annotated[str, typer.Option(metavar="YYYY-MM", help="First month that stays.")],
+    before: Annotated[str, typer.Option(metavar="YYYY-MM", help="First month to keep in the ledger.")],
     database: Annotated[str, typer.Option(metavar="URL", help="Database URL of the ledger; the service may run.")],
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder for the files.")],
 ) -> None:
-    """Move the charges and requests of closed months into files. Their sums stay, so the books can still be proven.
+    """Move the charges and requests of closed months into files. Their sums stay, so the books can still be checked.
 
-    If it was interrupted, repeat it with the same options. Usage per day, top-ups, grants and corrections stay.
+    After an interruption, repeat the command with the same options. Daily usage, top-ups, grants and corrections stay.
     """
     from serve_app.accounting.archive import archive_months
 
@@ -143,7 +143,7 @@ def _verify(session: Session, database: str | None, folder: Path) -> None:
 
 @contextmanager
 def _opened_database(url: str) -> Iterator[Database]:
-    """Opens the database. Raises CommandError, also for a LedgerError of the body."""
+    """Opens the database. A LedgerError, also one from the `with` body, becomes a CommandError."""
     from serve_app.accounting.database import Database
 
     try:
@@ -172,7 +172,7 @@ def list_stuck(
     """List settlements that the ledger could not settle, or settle them again.
 
     Their tokens were delivered and are not billed yet. Remove the cause first: the reason names it. Without an option,
-    nothing changes. With one, exit code 1 if any settlement is still stuck.
+    the command only lists. With one, exit code 1 if any settlement is still stuck.
     """
     if retry and everything:
         raise UsageError("use either --retry or --all")
@@ -184,7 +184,7 @@ def list_stuck(
     for first in range(0, len(ids), MAX_RETRIED):
         body = {"ids": ids[first : first + MAX_RETRIED]}
         still += session.client.api_post("ledger", "stuck", "retry", body=body)["data"]
-    _show(session, still, empty="Nothing of this is stuck any more.")
+    _show(session, still, empty="None of them is stuck any more.")
     if still:
         raise typer.Exit(1)
 

@@ -54,9 +54,9 @@ def _head(frame: Json, url: str) -> list[Text]:
     warnings = [f"limiter shards that do not admit: {', '.join(silent)}"] if silent else []
     waiting = sum(one["spool"]["settlements"] for one in frame["gateways"] if one["spool"] is not None)
     if waiting:
-        warnings.append(f"settlements that wait for the ledger in gateways' spools: {waiting:,}")
+        warnings.append(f"settlements in gateways' spools that wait for the ledger: {waiting:,}")
     if frame["problem"]:
-        warnings.append(f"figures of {frame['at'][11:19]} UTC: {frame['problem']}")
+        warnings.append(f"showing figures of {frame['at'][11:19]} UTC: {frame['problem']}")
     return lines + [Text(_printable(warning), style="red") for warning in warnings]
 
 
@@ -98,7 +98,7 @@ def _backends(frame: Json, width: int) -> Table:
 
 
 def _accounts(frame: Json, width: int) -> Table:
-    table = _table(width, "account", "name", "open", "held", "tokens/limit", "limit", whole=("account",))
+    table = _table(width, "account", "name", "open", "held", "tokens/limit", "limit", untruncated=("account",))
     for account in frame["accounts"]:
         table.add_row(
             _name(account["id"]),
@@ -111,15 +111,15 @@ def _accounts(frame: Json, width: int) -> Table:
     return table
 
 
-def _table(width: int, *columns: str, whole: Sequence[str] = ()) -> Table:
-    """Truncates names on narrow terminals, except names in `whole`. Numbers are never truncated."""
+def _table(width: int, *columns: str, untruncated: Sequence[str] = ()) -> Table:
+    """Returns an empty table. On a narrow terminal, names are truncated, except in the columns `untruncated`."""
     table = Table(box=None, pad_edge=False, padding=(0, 3 if width >= WIDE else 1, 0, 0), header_style="bold")
     for column in columns:
         is_name = column in ("model", "backend", "account", "name", "status")
         table.add_column(
             Text(column, no_wrap=True),
             justify="left" if is_name else "right",
-            no_wrap=column in whole or not is_name or column == "status",
+            no_wrap=column in untruncated or not is_name or column == "status",
             overflow="ellipsis",
         )
     return table

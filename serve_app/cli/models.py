@@ -96,8 +96,8 @@ def print_details(session: Session, model: dict[str, Any]) -> None:
 
 def weights_text(weights: dict[str, int]) -> str:
     """Formats weights, such as "old 95%, new 5%"."""
-    whole = max(1, sum(weights.values()))
-    return ", ".join(f"{name} {100 * weight / whole:.4g}%" for name, weight in weights.items()) or "as in config.yaml"
+    total = max(1, sum(weights.values()))
+    return ", ".join(f"{name} {100 * weight / total:.4g}%" for name, weight in weights.items()) or "as in config.yaml"
 
 
 def _fields(model: dict[str, Any]) -> Iterator[tuple[str, object]]:
@@ -130,5 +130,5 @@ def _set_by(model: dict[str, Any]) -> str:
 
 
 def _reason(row: dict[str, Any]) -> str:
-    undone = "" if row["undoes"] is None else f"takes back version {row['undoes']}"
+    undone = "" if row["undoes"] is None else f"undoes version {row['undoes']}"
     return ": ".join(part for part in (undone, row["reason"]) if part)

@@ -37,7 +37,7 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
 def deploy(
     session: Session,
     name: Annotated[
-        str, typer.Argument(metavar="BACKEND", help="A name that was never used. It can't be changed later.")
+        str, typer.Argument(metavar="BACKEND", help="Name that no backend has had before. It can't be changed later.")
     ],
     arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="One setting, as in `args`.")] = None,
     args: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with `args`.")] = None,
@@ -61,7 +61,7 @@ def deploy(
         options = {name: value for name, value in options.items() if name != "autoscaling_config"}
         options["num_replicas"] = replicas
     if not settings:
-        raise UsageError("say what it runs: --arg model=NAME, --args FILE or --like APPLICATION")
+        raise UsageError("the backend has no settings: give --arg model=NAME, --args FILE or --like APPLICATION")
     backend = session.client.api_post("backends", body={"name": name, "args": settings, "options": options})
     if not no_wait:
         backend = _wait(session, name, timeout, lambda one: bool(one["healthy"]), "is not healthy")
@@ -111,7 +111,7 @@ def list_backends(session: Session) -> None:
 def _wait(
     session: Session, name: str, timeout_s: float, is_done: Callable[[dict[str, Any]], bool], what: str
 ) -> dict[str, Any]:
-    """Returns the backend once it `is_done`. Each change of its state is a line on standard error."""
+    """Waits until the backend `is_done`, and returns it. Prints each change of its state on standard error."""
     started, shown = clock(), ""
     while True:
         backend = session.client.api_get("backends", name)
@@ -125,13 +125,13 @@ def _wait(
         if backend["status"] in FAILED and backend["retired_at"] is None:
             raise CommandError(
                 f"{name} can't be deployed: {backend['message'] or 'see the logs of the service'}. "
-                f"Give it up with `serve-app models retire {name}` and deploy under another name",
+                f"Remove it with `serve-app models retire {name}` and deploy under another name",
                 code="deploy_failed",
             )
         if clock() - started > timeout_s:
-            said = f": {backend['message']}" if backend["message"] else ""
+            detail = f": {backend['message']}" if backend["message"] else ""
             raise CommandError(
-                f"{name} {what} after {timeout_s:g} s ({backend['status']}{said}). It goes on; "
+                f"{name} {what} after {timeout_s:g} s ({backend['status']}{detail}). It continues; "
                 "repeat the command to wait longer",
                 code="timeout",
             )

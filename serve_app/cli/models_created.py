@@ -33,7 +33,7 @@ Aliases = Annotated[
     typer.Option(
         "--alias",
         metavar="NAME",
-        help="Further name for clients: gpt-4o-mini, or claude-* for all names that begin so.",
+        help="Further name for clients: gpt-4o-mini, or claude-* for all names that begin with claude-.",
     ),
 ]
 Seconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Latency target; alerts watch it.")]
@@ -53,7 +53,8 @@ def create_model(
     model: Identifier,
     *,
     backend: Annotated[
-        list[str], typer.Option(metavar="NAME[=WEIGHT]", help="Backend that replies; several share requests by weight.")
+        list[str],
+        typer.Option(metavar="NAME[=WEIGHT]", help="Backend that replies; several share the requests by weight."),
     ],
     context_length: ContextLength,
     max_output: MaxOutput,
@@ -143,7 +144,10 @@ def set_price(
     cached_input: CachedPrice,
     output: OutputPrice,
     at: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="When the prices take effect: 12h, 2026-12-31 (0:00 UTC).")
+        str | None,
+        typer.Option(
+            metavar="WHEN", help="When the prices take effect: in 12h, or on 2026-12-31 (0:00 UTC). Default: now."
+        ),
     ] = None,
 ) -> None:
     """Set the prices of an identifier, now or from a given time. Requests admitted earlier keep their prices."""

@@ -1,4 +1,4 @@
-"""`serve-app models fetch`: downloads models of the hub in advance."""
+"""`serve-app models fetch`: downloads models from the hub in advance."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def fetch_models(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name on the hub.", show_default=False)] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch; default: the main branch.")] = None,
     dtype: Annotated[str, typer.Option(help="Type for the printed fingerprint.")] = "float32",
-    config: Annotated[Path, typer.Option(help="Without MODEL: file that names the models.")] = Path("config.yaml"),
+    config: Annotated[Path, typer.Option(help="Config file with the models to fetch, without MODEL.")] = Path(
+        "config.yaml"
+    ),
 ) -> None:
-    """Download models of the hub into its cache on this machine (HF_HOME). Interrupted downloads resume.
+    """Download models from the hub to its cache on this machine (HF_HOME). Interrupted downloads resume.
 
     Prints the commit and the fingerprint, for `revision` and `fingerprint` in config.yaml.
     """
@@ -37,7 +39,7 @@ def fetch_models(
     from serve_app.model.fetch import fetch
 
     if model is None and revision is not None:
-        raise UsageError("--revision is of one model: name it")
+        raise UsageError("--revision needs a MODEL")
     wanted = [(model, revision, dtype)] if model is not None else _models_of(config)
     fetched = []
     for name, its_revision, its_dtype in wanted:
@@ -62,7 +64,7 @@ def fetch_models(
         [(one.model, one.revision, f"{one.num_bytes / GIB:.2f}", one.fingerprint, str(one.folder)) for one in fetched],
         ids=("revision", "fingerprint", "folder"),
         empty=f"{config} names no model of the hub.",
-        footer="The fingerprint is that of the native engine.",
+        footer="The fingerprint applies to the native engine.",
     )
 
 

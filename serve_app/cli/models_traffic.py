@@ -44,7 +44,7 @@ def set_canary(
 
 @command(app, "promote", examples=("serve-app models promote chat-v2 --for svc-chat",))
 def promote(session: Session, backend: Backend, identifiers: For, reason: Reason = "") -> None:
-    """Give a backend all requests of an identifier. Running streams end on their backend."""
+    """Give a backend all requests of an identifier. Running streams continue on their current backend."""
     _change(session, identifiers, "promote", {"backend": backend, "reason": reason})
 
 
@@ -53,7 +53,7 @@ def roll_back(
     session: Session,
     identifiers: For,
     reason: Reason = "",
-    again: Annotated[bool, typer.Option("--again", help="Undo one more roll-out than the last rollback.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="After a rollback, also undo the previous roll-out.")] = False,
 ) -> None:
     """Restore the weights from before the roll-out. One rollback undoes all its steps."""
     for identifier in identifiers:

@@ -14,7 +14,7 @@ from serve_app.certificates import Signed, make_authority, make_certificate, rea
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # processes of one node also connect to each other
 AUTHORITY, AUTHORITY_KEY = "ca.pem", "ca-key.pem"
-#: Files of a node, by Ray's variables.
+#: Files of a node, by Ray's environment variables.
 FILES = {"RAY_TLS_SERVER_CERT": "node.pem", "RAY_TLS_SERVER_KEY": "node-key.pem", "RAY_TLS_CA_CERT": AUTHORITY}
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?)*", re.I)
 
@@ -41,7 +41,7 @@ def is_host(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        is_number = name.rpartition(".")[2].isdigit()  # a mistyped address
+        is_number = name.rpartition(".")[2].isdigit()  # such as a mistyped address
         return _NAME.fullmatch(name) is not None and not is_number
     return True
 
@@ -52,8 +52,8 @@ def make(out: Path, nodes: Sequence[Sequence[str]], installed_at: Path, *, renew
     Without `renew`, writes nothing if one of the folders exists. Raises CertificatesError.
     """
     folders = [out / node[0].replace(":", "-") for node in nodes]
-    if not renew and (there := [folder for folder in folders if folder.exists()]):
-        raise CertificatesError(f"{there[0]} already exists: use --renew to replace its certificate")
+    if not renew and (existing := [folder for folder in folders if folder.exists()]):
+        raise CertificatesError(f"{existing[0]} already exists: use --renew to replace its certificate")
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(out, now)
@@ -105,7 +105,7 @@ def _read_authority(folder: Path, now: datetime) -> Signed:
         raise CertificatesError(f"the authority in {folder} can't be read: {error}") from None
     if found.certificate.not_valid_after_utc <= now:
         raise CertificatesError(
-            f"the authority in {folder} has ended: make a new one in a new folder, and replace every node's files"
+            f"the authority in {folder} has expired: make a new one in a new folder, and replace every node's files"
         )
     return found
 

@@ -1,6 +1,7 @@
 """Output of the commands: a table, fields or one document on standard output, an error as one line on standard error.
 
-Tables fit the terminal. Identifiers are never wrapped or cut: other columns wrap, and the last ones are left out.
+Tables fit the terminal. Identifiers are never wrapped or cut. Other columns wrap; if that is not enough, the last
+columns are left out.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Form = Literal["wide", "json", "yaml", "name"]
 FORMS: tuple[str, ...] = get_args(Form)
 
 GAP = 2  # spaces between columns
-MIN_WRAPPED = 12  # a column that wraps keeps at least this width
-MAX_WORD = 36  # and the width of its longest word, up to this one
+MIN_WRAPPED = 12  # minimum width of a column that wraps
+MAX_WORD = 36  # such a column is also as wide as its longest word, up to this width
 STATE_COLUMNS = ("status", "health", "outcome", "books")
 STATE_STYLES = {
     "green": "active ready ok running healthy completed valid succeeded",
@@ -73,7 +74,7 @@ class Output:
         return self.form in ("json", "yaml")
 
     def document(self, document: Any, names: Iterable[object] = ()) -> bool:
-        """Prints `document` as JSON or YAML, or its `names` line by line. Returns False if people read the output."""
+        """Prints `document` as JSON or YAML, or its `names` line by line. Returns False in the forms for people."""
         if self.form == "json":
             self._write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         elif self.form == "yaml":
@@ -99,8 +100,8 @@ class Output:
     ) -> None:
         """Prints the document, or `rows` under `columns`, or `empty` when there are no rows.
 
-        The first column has the names, and `ids` are further columns with identifiers. The columns `wide` are shown
-        only with `-o wide`.
+        The first column has the names that `-o name` prints. The columns `ids` also have identifiers. The columns
+        `wide` are shown only with `-o wide`.
         """
         given = [list(row) for row in rows]
         if self.document(document, (row[0] for row in given)):
@@ -126,7 +127,7 @@ class Output:
             self.line(note)
 
     def line(self, text: str) -> None:
-        """Prints a text; on a terminal, lines break between words."""
+        """Prints a text. On a terminal, long lines are wrapped between words."""
         self._write("".join(f"{line}\n" for line in _broken(text, _columns(sys.stdout))))
 
     def failure(self, failure: CommandError) -> None:
@@ -149,11 +150,11 @@ class Output:
         if width is None:
             kept, widths = list(range(len(head))), measured
         else:
-            least = [
+            min_widths = [
                 size if index in fixed else min(size, _longest_word([row[index] for row in cells]))
                 for index, size in enumerate(measured)
             ]
-            kept, widths = _fitted(measured, least, width, drop=self.form != "wide")
+            kept, widths = _fitted(measured, min_widths, width, drop=self.form != "wide")
         if not kept:  # a block of fields for each row
             for row in cells:
                 self._fields(list(zip(head, row, strict=True)))
@@ -217,7 +218,7 @@ def _columns(stream: Any) -> int | None:
 
 
 def _broken(text: str, width: int | None) -> Iterator[str]:
-    """Yields a text's lines. Words stay whole, even those longer than the line."""
+    """Yields a text's lines, wrapped to `width`. A word longer than a line is not broken."""
     for line in text.splitlines() or [""]:
         if width is None or len(line) <= width:
             yield line
@@ -231,17 +232,19 @@ def _broken(text: str, width: int | None) -> Iterator[str]:
             )  # fmt: skip
 
 
-def _fitted(measured: Sequence[int], least: Sequence[int], width: int, *, drop: bool) -> tuple[list[int], list[int]]:
-    """Returns the columns that fit and the widths. Narrows columns that can wrap, then drops from the end.
+def _fitted(
+    measured: Sequence[int], min_widths: Sequence[int], width: int, *, drop: bool
+) -> tuple[list[int], list[int]]:
+    """Returns the columns that fit, and all widths. Narrows columns that can wrap, then drops columns from the end.
 
-    Without `drop`, returns no columns if all don't fit.
+    Without `drop`, returns no columns if they do not all fit.
     """
     kept = list(range(len(measured)))
     while True:
         widths = list(measured)
         room = width - GAP * (len(kept) - 1)
         while sum(widths[index] for index in kept) > room:
-            can_wrap = [index for index in kept if widths[index] > least[index]]
+            can_wrap = [index for index in kept if widths[index] > min_widths[index]]
             if not can_wrap:
                 break
             widths[max(can_wrap, key=lambda index: widths[index])] -= 1
@@ -292,5 +295,5 @@ def _is_number(cell: str) -> bool:
 
 
 def _is_solid(cell: str) -> bool:
-    """Returns whether a value has no place to wrap: a number, a word, a time."""
+    """Returns whether a value is short and has no space to wrap at: a number, a word, a time."""
     return " " not in cell and len(cell) <= 2 * MIN_WRAPPED

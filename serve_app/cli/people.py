@@ -36,7 +36,7 @@ def invite(
     hours: Annotated[int, typer.Option(min=1, max=720, help="Hours until the invitation expires.")] = 72,
     console: Console = None,
 ) -> None:
-    """Invite a person. Send them the link, which is shown only once. With it they choose a password."""
+    """Invite a person. Send them the link, which is shown only once. They use it to choose a password."""
     if role not in ROLES:
         raise UsageError(f"--role {role}: must be one of {', '.join(ROLES)}")
     body = {"email": email, "role": role, "hours": hours}
@@ -51,7 +51,7 @@ def invite(
             ("id", made["id"]),
             ("ends", made["expires_at"]),
         ],
-        note="Who has the link gets the role: send it in private.",
+        note="Anyone with the link gets the role: send it privately.",
     )
 
 
@@ -129,7 +129,7 @@ def reset(
     hours: Annotated[int, typer.Option(min=1, max=72, help="Hours until the link expires.")] = 24,
     console: Console = None,
 ) -> None:
-    """Help a person who has lost their password or one-time codes. Make sure first who they are.
+    """Help a person who has lost their password or one-time codes. Verify their identity first.
 
     All their sessions end, and their one-time codes are turned off. The link, which is shown only once, lets them
     choose a new password.
@@ -143,7 +143,7 @@ def reset(
     session.out.record(
         {**made, "link": link},
         [("link", link), ("email", made["email"]), ("ends", made["expires_at"])],
-        note="Who has the link can sign in as this person: send it in private.",
+        note="Anyone with the link can sign in as this person: send it privately.",
     )
 
 
@@ -151,15 +151,15 @@ def reset(
 def sign_in_link(session: Session, account_id: AccountId, console: Console = None) -> None:
     """Create a sign-in link for an account's first person, as `make serve` prints one. It works once, for 10 minutes.
 
-    The first person is the account's oldest owner who is an admin among the operators. If there is none, the visitor
-    becomes this person.
+    The first person is the account's oldest owner with the operator role admin. Without one, the visitor becomes this
+    person.
     """
     made = session.client.api_post("accounts", account_id, "sign-in-link")
     link = _link(session, console, made.pop("path"))
     session.out.record(
         {**made, "link": link},
         [("link", link), ("ends", made["expires_at"])],
-        note="Who has the link signs in as an operator: keep it private.",
+        note="Anyone with the link can sign in as an operator: keep it private.",
     )
 
 

@@ -14,10 +14,10 @@ LOG_S = 10.0
 
 
 class Progress:
-    """Says periodically what a command is doing: over the same line on a terminal, otherwise line by line.
+    """Says periodically what a command is doing: in one line on a terminal, otherwise line by line.
 
-    On a terminal, `start` updates the line with the seconds, even while a call takes long. Quiet, it prints nothing:
-    with `-o json`, standard error is reserved for the JSON object of a failure.
+    On a terminal, `start` keeps the seconds in the line current, even during a long call. With `quiet`, only `log`
+    prints: with `-o json`, a failure is a JSON object on standard error.
     """
 
     def __init__(
@@ -35,30 +35,30 @@ class Progress:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Starts to update the line. Only on a terminal."""
+        """Starts a thread that updates the line. Does nothing without a terminal."""
         if self._on_terminal and not self._quiet:
             threading.Thread(target=self._tick, daemon=True).start()
 
     def say(self, text: str) -> None:
-        """Sets what the command is doing, and prints it if it is time."""
+        """Sets what the command is doing, and prints it if an update is due."""
         with self._lock:
             self._text = text
             self._print_if_due()
 
     def step(self, text: str) -> None:
-        """Prints a step at once, unless quiet."""
+        """Prints a step immediately, unless `quiet` is set."""
         if not self._quiet:
             self.log(f"{text} …")
 
     def log(self, text: str) -> None:
-        """Prints a line at once that stays, also when quiet."""
+        """Prints a permanent line immediately, even if `quiet` is set."""
         with self._lock:
             self._erase()
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
     def end(self) -> None:
-        """Removes the line. Nothing is printed from now on, because the command prints its result."""
+        """Removes the line and stops updating it, because the command prints its result."""
         self._ended.set()
         with self._lock:
             self._erase()

@@ -57,7 +57,7 @@ def list_requests(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Requests per page.")] = 20,
     after: Annotated[
-        str | None, typer.Option(metavar="CURSOR", help="Continue after a page: its last line says how.")
+        str | None, typer.Option(metavar="CURSOR", help="Cursor of the previous page, as its last line shows.")
     ] = None,
 ) -> None:
     """List billed requests, newest first, in pages. Times are in UTC.
@@ -138,7 +138,7 @@ def show_request(
 ) -> None:
     """Show status, tokens, price and timings of a request, even if it was refused, and its longest wait."""
     if traces is not None and TRACE_ID not in traces:
-        raise UsageError(f"--traces {traces}: must have {TRACE_ID} where the id of the trace belongs")
+        raise UsageError(f"--traces {traces}: must contain {TRACE_ID} in place of the trace's id")
     if logs is not None and not logs.is_dir():
         raise UsageError(f"--logs {logs}: there is no such folder")
     story = _from_service(session, request_id, texts) if logs is None else _with_logs(session, request_id, logs, texts)
@@ -160,7 +160,7 @@ def _from_service(session: Session, request_id: str, texts: bool) -> dict[str, A
 
 
 def _with_logs(session: Session, asked: str, folder: Path, texts: bool) -> dict[str, Any]:
-    """Adds a folder's log lines to the service's answer. With these lines the service may find the request."""
+    """Adds a folder's log lines to the service's answer. Asks with the request's own id if the lines have it."""
     # Imported here, because pydantic takes longer to load than most commands take to run.
     from serve_app.admin.request_story import possible_ids, request_ids, tell, without_texts
 

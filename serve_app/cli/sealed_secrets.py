@@ -34,4 +34,4 @@ def advice(found: dict[str, Any]) -> str:
             "One-time codes and webhooks that are sealed under another key fail. Set SERVE_APP_SECRET_KEY_PREVIOUS "
             "to that key, and start a console."
         )
-    return "Keep the previous secret key until the console has sealed them again. It does so every five minutes."
+    return "Keep the previous secret key until the console has resealed the secrets. It does so every five minutes."

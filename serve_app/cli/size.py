@@ -25,13 +25,15 @@ app = typer.Typer()
 )
 def size(
     session: Session,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, config.json, or a name as below.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, config.json, or a model name as in the examples.")
+    ],
     gpu: Annotated[str, typer.Option(metavar="CARD", help="l4, l40s, a100-80, h100, …")] = "h100",
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of a different card, such as 96GiB.")
+        str | None, typer.Option(metavar="SIZE", help="Memory of a card that --gpu does not know, such as 96GiB.")
     ] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(min=1, metavar="GB/S", help="Memory bandwidth of a different card.")
+        float | None, typer.Option(min=1, metavar="GB/S", help="Memory bandwidth of that card.")
     ] = None,
     gpus: Annotated[
         int | None,
@@ -41,10 +43,10 @@ def size(
     dtype: Annotated[
         str, typer.Option(help="bfloat16 or float32, for the native engine; vLLM takes the type of the files.")
     ] = "bfloat16",
-    length: Annotated[int, typer.Option("--context", min=2, help="Tokens of one sequence, prompt and reply.")] = 8192,
+    length: Annotated[int, typer.Option("--context", min=2, help="Tokens per sequence: prompt plus reply.")] = 8192,
     users: Annotated[int, typer.Option(min=1, help="Concurrent sequences.")] = 32,
     tokens_per_second: Annotated[
-        float, typer.Option(min=0, help="Output tokens per second of all users together.")
+        float, typer.Option(min=0, help="Output tokens per second, for all users together.")
     ] = 0.0,
     max_running: Annotated[int, typer.Option(min=1, help="Maximum number of running sequences per replica.")] = 128,
     replica_tokens: Annotated[
@@ -60,7 +62,7 @@ def size(
     if engine not in sizing.SHARE_OF_BANDWIDTH:
         raise UsageError(f"--engine {engine}: must be one of {', '.join(sizing.SHARE_OF_BANDWIDTH)}")
     if dtype not in ("bfloat16", "float32"):
-        raise UsageError(f"--dtype {dtype}: on GPUs it is bfloat16 or float32")
+        raise UsageError(f"--dtype {dtype}: must be bfloat16 or float32")
     if engine == "vllm" and dtype != "bfloat16":
         raise UsageError("--dtype is for --engine native: vLLM takes the type of the model's files")
     card = sizing.CARDS.get(gpu.lower())
@@ -70,7 +72,7 @@ def size(
         except ValueError as error:
             raise UsageError(f"--memory: {error}") from None
         if bandwidth is None and replica_tokens is None:
-            raise UsageError("the speed of a card with --memory is unknown: add --bandwidth or --replica-tokens")
+            raise UsageError("--memory does not give the card's speed: add --bandwidth or --replica-tokens")
     if card is None:
         raise UsageError(f"--gpu {gpu}: must be one of {', '.join(sizing.CARDS)}, or use --memory")
     wanted = sizing.Wanted(length, users, tokens_per_second, max_running)

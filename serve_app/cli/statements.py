@@ -115,7 +115,7 @@ def _write(file: Path, seller: Seller, found: dict[str, Any]) -> None:
 
 
 def _seller(config: Path) -> Seller:
-    """Returns the seller of the console's settings; of the defaults if the file has no console."""
+    """Returns the seller from the console's settings, or the default seller if the file has no console."""
     from serve_app.settings import ConsoleArgs, SettingsError, parse, read_config
 
     try:

@@ -19,7 +19,7 @@ from serve_app.cli.output import CommandError
 app = typer.Typer()
 
 EVERY_S = 2.0
-PIPE_COLUMNS = 120  # without a terminal
+PIPE_COLUMNS = 120  # width of the output without a terminal
 Json = dict[str, Any]
 
 
@@ -48,11 +48,11 @@ def show_top(
 ) -> None:
     """Show current activity: open requests, queues, KV use, pressure, and the busiest accounts.
 
-    Press Ctrl-C to stop. `tok/s` counts prompt and output tokens. `limit` is the share of the tokens per minute that
-    pressure leaves. The dashboards show requests per second and latencies.
+    Press Ctrl-C to stop. `tok/s` counts prompt and output tokens. `limit` is the effective tokens per minute
+    under pressure, as a share of the configured ones. The dashboards show requests per second and latencies.
     """
     reader = Reader(session, top)
-    session.out.progress.end()  # the screen shows what happens
+    session.out.progress.end()  # the frames show that the command works
     if once or (every is None and not sys.stdout.isatty()):
         with _shown(session, live=False) as show:
             show(reader.next_frame())

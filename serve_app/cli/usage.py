@@ -43,10 +43,10 @@ def show_usage(
     session: Session,
     filters: Filters,
     group_by: Annotated[
-        str, typer.Option(metavar="FIELDS", help=f"One row per group: some of {', '.join(GROUPS)}.")
+        str, typer.Option(metavar="FIELDS", help=f"Fields to group by, separated by commas: {', '.join(GROUPS)}.")
     ] = "day,model",
 ) -> None:
-    """Show requests, tokens and charges. `export` writes them to a file, also by request."""
+    """Show requests, tokens and charges. `export` writes them to a file, optionally one row per request."""
     groups = parse_groups(group_by)
     rows = session.client.api_get("usage", query=parse_filters(filters) | {"group_by": ",".join(groups)})["data"]
     session.out.table(
@@ -64,12 +64,12 @@ def parse_groups(group_by: str) -> list[str]:
     groups = [name.strip() for name in group_by.split(",") if name.strip()]
     unknown = [name for name in groups if name not in GROUPS]
     if unknown or not groups:
-        raise UsageError(f"--group-by {group_by}: must be some of {', '.join(GROUPS)}")
+        raise UsageError(f"--group-by {group_by}: must be one or more of {', '.join(GROUPS)}, separated by commas")
     return groups
 
 
 def parse_filters(given: dict[str, str]) -> dict[str, str | None]:
-    """Returns the filters as the API's query. Includes the first and the last day. Raises UsageError."""
+    """Returns the filters as the API's query, which includes the first and the last day. Raises UsageError."""
     first, last = parse_day("--from", given.get("first")), parse_day("--to", given.get("last"))
     if first and last and first > last:
         raise UsageError(f"--from {first} is after --to {last}")

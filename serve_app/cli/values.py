@@ -16,20 +16,20 @@ from serve_app.contracts.errors import InvalidAmount
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS, Contract
 from serve_app.contracts.money import parse_amount
 
-EXPIRY = "30d, 12h, 2026-12-31"
+EXPIRY = "a duration (30d, 12h) or a date (2026-12-31, until the end of that day, UTC)"
 _EXPIRY_EXAMPLES = "30d, 12h, 4w, 90min, 2026-12-31 or 2026-12-31T18:00:00Z"
 _DURATION = re.compile(r"([1-9][0-9]{0,5})(min|h|d|w)", re.ASCII)
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
 def plain_amount(text: str, *, signed: bool = False) -> str:
-    """Returns an amount above 0, or with `signed` any but 0, as a plain decimal."""
+    """Returns an amount as a plain decimal. It must be above 0; with `signed`, only 0 is rejected."""
     try:
         nano = parse_amount(text, negative=True)
     except InvalidAmount as error:
         raise UsageError(str(error)) from None
     if signed and nano == 0:
-        raise UsageError(f"the amount must not be 0, as {text} is")
+        raise UsageError(f"the amount must not be 0: {text}")
     if nano <= 0 and not signed:
         raise UsageError(f"the amount must be above 0, not {text}")
     return f"{Decimal(text):f}"
@@ -59,7 +59,7 @@ def _parse_time(option: str, text: str, now: datetime, *, day_counts: timedelta)
     except (ValueError, OverflowError):
         raise UsageError(f"{option} {text}: write it like {_EXPIRY_EXAMPLES}; times need a Z or an offset") from None
     if at <= now:
-        raise UsageError(f"{option} {text}: that has passed")
+        raise UsageError(f"{option} {text}: must be in the future")
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -70,7 +70,7 @@ def parse_age(option: str, text: str, now: datetime) -> str:
     try:
         at = now - int(duration[1]) * _UNITS[duration[2]]
     except OverflowError:
-        raise UsageError(f"{option} {text}: is too long ago") from None
+        raise UsageError(f"{option} {text}: too long ago") from None
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -109,7 +109,7 @@ def parse_day(option: str, text: str | None) -> str | None:
 
 
 _ANNOTATIONS = get_type_hints(Contract, include_extras=True)
-HIGHEST: dict[str, Any] = {
+MAX_LIMITS: dict[str, Any] = {
     limit: next(bound.le for bound in _ANNOTATIONS[limit].__metadata__ if isinstance(bound, Le))
     for limit in ACCOUNT_LIMITS
 }
@@ -118,18 +118,18 @@ HIGHEST: dict[str, Any] = {
 _LIMIT_NAMES = {
     "rpm": "Requests per minute",
     "tpm": "Tokens per minute",
-    "concurrency": "Requests at the same time",
+    "concurrency": "Concurrent requests",
 }
 
 
 def _account_limit(limit: str) -> Any:
     help = f"{_LIMIT_NAMES.get(limit, limit)}, or default."
     if limit == "weight":
-        help = f"Share under pressure, relative to other accounts: 1 to {HIGHEST[limit]:,}, or default."
+        help = f"Share under pressure, relative to other accounts: 1 to {MAX_LIMITS[limit]:,}, or default."
     return Annotated[str | None, typer.Option(metavar="N", help=help)]
 
 
-# One option for each limit that serve_app.contracts.limits declares; see `command` on parameters of this type.
+# One option for each limit that serve_app.contracts.limits declares. `command` describes parameters of this type.
 ACCOUNT_LIMIT_OPTIONS = {limit: _account_limit(limit) for limit in ACCOUNT_LIMITS}
 KEY_LIMIT_OPTIONS = {
     limit: Annotated[
@@ -142,7 +142,7 @@ AccountLimits = Annotated[dict[str, str], ACCOUNT_LIMIT_OPTIONS]
 
 
 def parse_limits(given: Mapping[str, str], reset: Iterable[str] = (), *, word: str) -> dict[str, int | None]:
-    """Parses the given limits: None where `word` was typed, or where --default names the limit."""
+    """Parses the given limits. A limit is None if its value is `word`, or if `reset` names it."""
     changes = {limit: _parse_limit(limit, text, word) for limit, text in given.items()}
     for limit in reset:
         if limit not in ACCOUNT_LIMITS:
@@ -158,6 +158,6 @@ def _parse_limit(limit: str, text: str, word: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise UsageError(f"--{limit} {text}: must be a whole number of at least 1, or `{word}`")
-    if int(text) > HIGHEST[limit]:
-        raise UsageError(f"--{limit} {text}: must be at most {HIGHEST[limit]:,}")
+    if int(text) > MAX_LIMITS[limit]:
+        raise UsageError(f"--{limit} {text}: must be at most {MAX_LIMITS[limit]:,}")
     return int(text)

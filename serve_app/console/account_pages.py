@@ -19,9 +19,9 @@ from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import parse_amount
 from serve_app.contracts.units import DAY_S
 
-#: Fields of the forms, by limit.
+#: Labels of the limits in forms.
 LIMIT_LABELS: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
-#: Seconds for which a replaced key keeps working, by choice.
+#: Seconds during which a replaced key keeps working, by option of the form.
 OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "0 minutes": 0.0}
 
 
@@ -126,7 +126,7 @@ async def _show_key(visit: Visit, key: str, made: KeySnapshot, old_until: float 
 
 
 async def _terms(visit: Visit, also: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the key's terms from the form. It may name the served models, and those in `also`.
+    """Returns the key's terms from the form. The form may name served models, and those in `also`.
 
     Raises Refused, InvalidAmount.
     """

@@ -19,7 +19,7 @@ from xml.sax.saxutils import quoteattr
 VENDOR: Final = Path(__file__).parent / "static" / "vendor"
 RECORD: Final = "vendor.json"
 SPRITE: Final = "icons.svg"
-#: By package: its version, and its built files by their name here.
+#: Version and built files of each package. The files are by their name in VENDOR.
 PACKAGES: Final = {
     "@tabler/core": ("1.6.1", {"tabler.min.css": "dist/css/tabler.min.css", "tabler.min.js": "dist/js/tabler.min.js"}),
     "htmx.org": ("4.0.1", {"htmx.min.js": "dist/htmx.min.js"}),
@@ -46,7 +46,7 @@ ICONS: Final = (
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Downloads all packages. Returns the exit status."""
     if shutil.which("npm") is None:
         print("console-assets: npm is not installed", file=sys.stderr)
         return 1
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def sprite(nodes: dict[str, list[tuple[str, dict[str, str]]]]) -> bytes:
-    """Returns the icons as the symbols of one picture, from the shapes of each."""
+    """Returns an SVG file with one symbol per icon. `nodes` are the shapes by icon."""
     lines = ["<!-- Tabler Icons, MIT licence, copyright Paweł Kuna -->", '<svg xmlns="http://www.w3.org/2000/svg">']
     for icon in ICONS.split():
         shapes = "".join(

@@ -1,7 +1,7 @@
 """Rates of password attempts and of requests to pages, in this process.
 
-An attempt is never locked out for good: after a burst, the next one is possible once a part of the window has passed. A
-browser that has signed a person in before is known by a signed cookie and has a rate of its own. Attempts from
+Nobody is locked out permanently: after a burst, the next attempt is possible once a part of the window has passed. A
+browser in which a person has signed in before has a signed cookie and its own rate. Attempts from
 elsewhere can therefore not delay a person at their usual browser.
 """
 
@@ -18,35 +18,35 @@ from serve_app.storage.sealing import SecretKeys
 
 #: Attempts within WINDOW_S. After a burst of this size, one more is possible every WINDOW_S / limit.
 WINDOW_S: Final = 900.0
-OF_BROWSER: Final = 10  # of a known browser
-OF_PAIR: Final = 10  # of an address at an e-mail, from browsers that are not known; likewise the next two
-OF_EMAIL: Final = 50
-OF_ADDRESS: Final = 100
-OF_SIGNED_IN: Final = 5  # of a person who confirms a change with the password
+OF_BROWSER: Final = 10  # per known browser
+OF_PAIR: Final = 10  # per network address and e-mail address, from unknown browsers, as the next two
+OF_EMAIL: Final = 50  # per e-mail address
+OF_ADDRESS: Final = 100  # per network address
+OF_SIGNED_IN: Final = 5  # per person who confirms a change with the password
 OF_CODES: Final = 5  # one-time codes after a right password
-OF_MAILS: Final = 3  # mails that strangers ask for, of an e-mail address
-OF_MAILS_TO_ALL: Final = 300  # of sign-up, to all addresses together
-OF_MAILS_OF_ADDRESS: Final = 20
-#: Each attempt at a password or code takes the time of a password check, so others can't evict a name in the window.
+OF_MAILS: Final = 3  # mails to an e-mail address that strangers may request
+OF_MAILS_TO_ALL: Final = 300  # sign-up mails to all e-mail addresses together
+OF_MAILS_OF_ADDRESS: Final = 20  # mails requested from a network address
+#: Names with a rate. Each attempt takes the time of a password check, so others can't evict a name within the window.
 MAX_KEPT: Final = 60_000
 KNOWN_S: Final = 180 * DAY_S
 
 
 class Attempts:
-    """Counts attempts when they begin, also those that succeed: each session is a write. `clock` returns seconds.
+    """Counts attempts when they begin, even if they succeed: each session is a write. `clock` returns seconds.
 
-    `address` is None where addresses are not known: without trusted proxies, clients may share one or choose it.
+    `address` is None if it is not known: without trusted proxies, clients may share one or choose it.
     `browser` is the id of a known browser, or None.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._rates = Rates(clock, MAX_KEPT, WINDOW_S)
-        # What costs no password check is kept apart, so that it cannot evict what limits guesses.
+        # Names that need no password check are separate, so that they can't evict the names that limit guesses.
         self._mails = Rates(clock, MAX_KEPT, WINDOW_S)
         self._used = Rates(clock, MAX_KEPT, WINDOW_S)
 
     def begin(self, address: str | None, email: str, browser: str | None = None) -> float:
-        """Counts an attempt to sign in. Returns 0, or the seconds to wait: then the attempt must not be made."""
+        """Counts an attempt to sign in. Returns 0, or the seconds to wait. Then it must not be made."""
         if browser is not None:
             return self._rates.count((f"browser {browser}", OF_BROWSER))
         limits = [(f"email {_normal(email)}", OF_EMAIL)]
@@ -55,15 +55,15 @@ class Attempts:
         return self._rates.count(*limits)
 
     def begin_code(self, email: str, browser: str | None) -> float:
-        """Counts a one-time code after a right password, as `begin`."""
+        """Counts a one-time code after a right password, like `begin`."""
         return self._rates.count((f"code {browser or _normal(email)}", OF_CODES))
 
     def begin_signed_in(self, user_id: str) -> float:
-        """Counts an attempt of a person who is signed in, as `begin`."""
+        """Counts an attempt of a person who is signed in, like `begin`."""
         return self._rates.count((f"person {user_id}", OF_SIGNED_IN))
 
     def begin_mail(self, address: str | None, email: str, *, is_sign_up: bool = False) -> float:
-        """Counts a request for a mail, as `begin`, whether or not the address has a login."""
+        """Counts a request for a mail, like `begin`, whether or not the address has a login."""
         limits = [(f"mail {_normal(email)}", OF_MAILS)]
         if address is not None:
             limits.append((f"mails of {address}", OF_MAILS_OF_ADDRESS))
@@ -72,15 +72,15 @@ class Attempts:
         return self._mails.count(*limits)
 
     def begin_link(self, email: str) -> float:
-        """Counts a new password that a link of this address sets, as `begin`."""
+        """Counts a new password that is set with a link to this e-mail address, like `begin`."""
         return self._rates.count((f"link {_normal(email)}", OF_PAIR))
 
     def begin_passkey(self, address: str | None, challenge: str) -> float:
-        """Counts the use of a challenge, as `begin`. It is used once: it expires before the window ends."""
+        """Counts the use of a challenge, like `begin`. It expires before the window allows a second use."""
         return self._once(address, f"challenge {challenge}", 1)
 
     def begin_openid(self, address: str | None, state: str) -> float:
-        """Counts a return from the provider with a state, as `begin`."""
+        """Counts a return from the provider with a state, like `begin`."""
         return self._once(address, f"openid {state[-200:]}", OF_PAIR)
 
     def _once(self, address: str | None, name: str, limit: int) -> float:
@@ -88,16 +88,16 @@ class Attempts:
         return wait or self._used.count((name, limit))
 
     def wait_of(self, email: str) -> float:
-        """Returns the seconds that a person must wait at a browser that is not known."""
+        """Returns the seconds that a person must wait at an unknown browser."""
         return self._rates.waits(lambda name: _is_of(name, email))
 
     def forget(self, email: str) -> None:
-        """Lets a person try again at once, unless the whole address of their network has to wait."""
+        """Lets a person try again immediately, unless their whole network address has to wait."""
         self._rates.forget(lambda name: _is_of(name, email))
 
 
 def _is_of(name: str, email: str) -> bool:
-    """Returns whether attempts under this name are of an e-mail address alone."""
+    """Returns whether a name in the rates belongs to this e-mail address."""
     normal = _normal(email)
     return name in (f"email {normal}", f"code {normal}") or (name.startswith("pair ") and name.endswith(f" {normal}"))
 

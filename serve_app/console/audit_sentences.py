@@ -1,4 +1,4 @@
-"""Audit records as sentences: "raised the limit of Acme from 600 to 1,200 requests per minute"."""
+"""Formats audit records as sentences: "raised the limit of Acme from 600 to 1,200 requests per minute"."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _Teller:
         return (one.get("was"), one.get("is")) if isinstance(one, Mapping) else (None, one)
 
     def limits(self) -> str:
-        """Tells the changed limits; the first one decides the verb if there is only one."""
+        """Describes the changed limits. If there is only one, the verb says whether it was raised or lowered."""
         parts = [(name, *self.change(name)) for name in ACCOUNT_LIMITS if name in self.detail]
         if not parts:
             return f"set the limits of {self.account}"

@@ -121,7 +121,7 @@ async def set_details(visit: Visit) -> Response:
 
 
 def _shown(statement: Statement) -> dict[str, Any]:
-    """Returns a statement for its page with the decimal places at which its rows add up."""
+    """Returns a statement for its page, and the number of decimal places with which its rows add up."""
     rows = [statement.opening, *(one.amount for one in statement.movements), *(-row.charged for row in statement.usage)]
     return {
         "statement": statement,

@@ -1,4 +1,4 @@
-"""One-time codes of a person's authenticator, with a QR code, and the recovery codes for the day it is lost."""
+"""One-time codes of a person's authenticator, with a QR code, and recovery codes in case it is lost."""
 
 from __future__ import annotations
 

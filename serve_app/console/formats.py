@@ -1,4 +1,4 @@
-"""Amounts, counts and times as people read them. The exact value is in the tooltip of each."""
+"""Formats amounts, counts and times for people. Tooltips have the exact values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
 _AMOUNT: Final = re.compile(r"\([A-Z]{3}[^()]*\)$")  # ends the name of a column of amounts
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
-MAX_LEAD: Final = 22  # letters of the name of a column that leads on a narrow screen
+MAX_LEAD: Final = 22  # letters in the name of the leading column on a narrow screen
 
 
 def balance(nano: int) -> str:
@@ -31,7 +31,7 @@ def balance(nano: int) -> str:
 
 
 def places(amounts: Sequence[int]) -> int:
-    """Returns the decimal places that a column of costs needs for the finest of them."""
+    """Returns the decimal places that a column of costs needs for its most precise amount."""
     return max((len(cost(nano).partition(".")[2]) for nano in amounts), default=2)
 
 
@@ -69,13 +69,13 @@ def short_day(unix: float) -> str:
 
 
 def named_day(name: str) -> str:
-    """Returns the day of a name such as "2026-11-26": "26 Nov 2026"."""
+    """Returns a day such as "2026-11-26" in the form "26 Nov 2026"."""
     moment = date.fromisoformat(name)
     return f"{moment.day} {moment:%b %Y}"
 
 
 def month(name: str) -> str:
-    """Returns the month of a name such as "2026-11": "November 2026"."""
+    """Returns a month such as "2026-11" in the form "November 2026"."""
     return f"{date.fromisoformat(name + '-01'):%B %Y}"
 
 
@@ -88,7 +88,7 @@ def iso_time(unix: float) -> str:
 
 
 def relative(unix: float, now: float) -> str:
-    """Returns a time relative to `now`, e.g. "5 minutes ago"; from a day on, its date."""
+    """Returns a time relative to `now`, e.g. "5 minutes ago"; its date if that is a day or more away."""
     apart = abs(now - unix)
     if apart >= DAY_S:
         return short_day(unix)
@@ -117,7 +117,7 @@ def anchor(*parts: str) -> str:
 
 
 def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
-    """Adds to each cell of a table's rows what a narrow screen needs: its column's name, and which one leads."""
+    """Adds to a table's cells what a narrow screen needs: column names, and a mark on the leading column."""
     names = [column if isinstance(column, str) else column[0] for column in columns]
     lead, place = _lead(columns), 0
 
@@ -136,7 +136,7 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
 
 
 def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
-    """Returns the place of the column that stands beside the first: amounts, else the status, else numbers; or -1."""
+    """Returns the place of the column shown beside the first: amounts, else the status, else numbers, else -1."""
     rest = [(one, "") if isinstance(one, str) else one for one in columns]
     amounts = [bool(_AMOUNT.search(name)) and side == "end" for name, side in rest]
     for chosen in (amounts, [name == "Status" for name, _ in rest], [side == "end" for _, side in rest]):

@@ -9,7 +9,7 @@ from typing import Final
 
 from serve_app.contracts.books import KeySnapshot
 
-PLAYGROUND_S: Final = 3600.0  # for which a playground key is valid
+PLAYGROUND_S: Final = 3600.0  # validity of a playground key
 _PLAYGROUND: Final = "Playground of "
 _SKEW_S: Final = 5.0  # between the clocks of the console and the ledger
 
@@ -20,9 +20,9 @@ def playground_name(email: str) -> str:
 
 
 def is_playground(key: KeySnapshot) -> bool:
-    """Returns whether the playground made the key.
+    """Returns whether the playground created the key.
 
-    Its validity is part of the rule: a name alone must not hide a key that its owner made.
+    The validity is checked, too: a name alone must not hide a key that its owner created.
     """
     is_short = key.expires_at is not None and key.expires_at - key.created_at <= PLAYGROUND_S + _SKEW_S
     return is_short and key.name.startswith(_PLAYGROUND)
@@ -30,7 +30,7 @@ def is_playground(key: KeySnapshot) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KeyNames:
-    """Groups the keys of an account. `of` is the group of a key, and `labels` names the groups."""
+    """Groups the keys of an account. `of` has each key's group, and `labels` each group's name."""
 
     of: Mapping[str, str]
     labels: Mapping[str, str]
@@ -48,7 +48,7 @@ class KeyNames:
         return cls(of, labels, tuple(sorted({tag for key in keys for tag in key.tags or ()})), tuple(keys))
 
     def ids(self, group: str = "", tag: str | None = None) -> tuple[str, ...] | None:
-        """Returns the ids of the keys in a group and with a tag; "" and None: any. None: all keys of the account."""
+        """Returns the ids of the keys in `group` with `tag`. With neither, returns None: all keys."""
         if not group and tag is None:
             return None
         return tuple(

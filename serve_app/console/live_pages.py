@@ -11,9 +11,9 @@ from serve_app.console.serving import serving
 from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
 
-CHARTED: Final = 180  # points of a chart; each is the maximum of its minutes
-ENOUGH: Final = 5  # points of a line that says something
-DRAWN: Final = 6  # lines of a chart: more can't be told apart
+CHARTED: Final = 180  # maximum points of a chart; each is the maximum of its minutes
+ENOUGH: Final = 5  # minimum points of a line
+DRAWN: Final = 6  # maximum lines of a chart, which more would make unreadable
 
 
 async def show(visit: Visit) -> Response:

@@ -17,7 +17,7 @@ from serve_app.settings import MailSettings
 
 logger = logging.getLogger("ray.serve")
 
-RELAY_S: Final = 15.0  # for each answer of the mail relay
+RELAY_S: Final = 15.0  # timeout of each answer of the mail relay
 MAILS_AT_ONCE: Final = 8
 MAX_WAITING: Final = 100  # mails in the background
 
@@ -40,7 +40,7 @@ class Mailer:
         await loop.run_in_executor(self._threads, self._send, to, subject, text, message_id, date)
 
     def later(self, work: Awaitable[None]) -> bool:
-        """Runs work that sends a mail in the background. A failure is logged. Returns False if too much waits."""
+        """Runs work that sends a mail in the background. A failure is logged. Returns False if too many mails wait."""
         if len(self._tasks) >= MAX_WAITING:
             if asyncio.iscoroutine(work):
                 work.close()

@@ -17,7 +17,7 @@ from joserfc.jws import JWSRegistry
 from serve_app.contracts.people import Identity
 from serve_app.settings import OpenIdSettings
 
-#: Accepted algorithms of ID tokens. The provider's own list is not used: it must never name a symmetric algorithm.
+#: Accepted algorithms of ID tokens. The provider's own list is not used, because it could name a symmetric algorithm.
 ALGORITHMS: Final = ("RS256", "PS256", "ES256", "Ed25519", "EdDSA")
 TIMEOUT_S: Final = 10.0
 LEEWAY_S: Final = 60
@@ -49,7 +49,7 @@ class OpenId:
         return str(url)
 
     async def finish(self, code: str, nonce: str, verifier: str, back: str) -> tuple[Identity, str]:
-        """Returns the identity that signed in, and the provider's name for it or "".
+        """Returns the identity that signed in, and the name that the provider has for it, or "".
 
         Raises ProviderAway, SignInRefused.
         """

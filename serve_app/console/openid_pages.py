@@ -88,7 +88,7 @@ async def come_back(visit: Visit) -> Response:
 
 
 async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
-    """Returns a page that leads to the provider. The form's policy would apply to a redirect and all later ones."""
+    """Returns a page that leads to the provider. A redirect would be subject to the form page's content policy."""
     provider, now = _provider(visit), visit.console.now()
     text = json.dumps([purpose, invited, now, secrets.token_hex(16)])
     keys = SecretKeys(visit.console.secret_keys.current)

@@ -299,7 +299,7 @@ async def set_active(visit: Visit) -> Response:
 
 
 async def credit(visit: Visit) -> Response:
-    """Books the credit at once, or asks the other operators if it is above the limit of a single operator."""
+    """Books the credit immediately. Above the limit of a single operator, requests another operator's approval."""
     console, wanted, kind = visit.console, visit.request.path_params["id"], visit.form.get("kind", "")
     memo = visit.form.get("memo", "").strip()
     once = visit.form.get("once", "") or secrets.token_hex(16)  # a form that is sent twice credits once
@@ -329,7 +329,7 @@ async def end_attempt(visit: Visit) -> Response:
 
 
 async def _done(visit: Visit, form: str, command: commands.Command[Any], done: str) -> Response:
-    """Runs a form's command. Shows its error in place."""
+    """Runs a form's command. Shows an error on the form's page."""
     try:
         await visit.console.books.run(command)
     except AccountNotFound as error:

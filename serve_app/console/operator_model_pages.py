@@ -16,9 +16,9 @@ from serve_app.console.operator_overview_pages import currency_of
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts.calls import Unavailable
 
-ENOUGH: Final = 30  # requests of each backend before a difference means something
+ENOUGH: Final = 30  # minimum requests of each backend for a meaningful difference
 SAME: Final = 0.05  # relative difference below which two times are called the same
-CHANCE: Final = 0.05  # probability below which more failures are no chance
+CHANCE: Final = 0.05  # more failures with a lower probability than this are no coincidence
 
 
 async def models(visit: Visit) -> Response:

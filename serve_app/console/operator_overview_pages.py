@@ -26,15 +26,15 @@ TODAY: Final = "1"
 FAILURES: Final = 10  # rows
 GROUPS: Final = {"day": "Day", "model": "Model", "account": "Account"}
 MAX_DAYS: Final = 400
-SERIES: Final = 7  # of a chart, besides the sum of all others
-MAX_ROWS: Final = 100_000  # of a file
+SERIES: Final = 7  # in a chart, in addition to the sum of all others
+MAX_ROWS: Final = 100_000  # in a file
 MAX_GROUPS: Final = 20_000
 UNCHARGED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """A range of days in UTC, both inclusive. `preset` is one of RANGES, or empty for days of the visitor's choice."""
+    """A range of days in UTC, both inclusive. `preset` is one of RANGES, or empty for dates that the visitor chose."""
 
     first: date
     last: date
@@ -51,7 +51,7 @@ class Days:
 
     @property
     def before(self) -> Days:
-        """The range of the same length before this one."""
+        """The range of the same length that ends before this one."""
         length = self.last - self.first + timedelta(1)
         return Days(self.first - length, self.last - length)
 
@@ -102,7 +102,7 @@ async def overview(visit: Visit) -> Response:
     except Unavailable:
         live = None
     totals, totals_before = _total(used.days), _total(before.days)
-    is_today = days.preset == TODAY  # a part of a day compares with no whole day
+    is_today = days.preset == TODAY  # a part of a day can't be compared with a whole day
     begins_today = period_at("day", now).begins
     failed_today = sum(one.outcome is Outcome.FAILED and one.finished_at >= begins_today for one in uncharged)
     refused = await _refused(visit, begins_today, now)
@@ -197,7 +197,7 @@ async def revenue(visit: Visit) -> Response:
 
 
 async def revenue_csv(visit: Visit) -> Response:
-    """Returns exactly what the page shows, by day and group, for all groups."""
+    """Returns the page's revenue as a CSV file, by day and group. It has all groups."""
     days, group = chosen_days(visit), _group(visit)
     rows = await visit.console.books.run(_by(days, group, MAX_ROWS))
     used = await visit.console.books.run(operators.SumService(*days.bounds, 1))
@@ -288,5 +288,5 @@ def _failed_by_day(days: Days, failed: Sequence[operators.Uncharged]) -> list[in
 
 
 def _change(now: float, before: float) -> float | None:
-    """Returns the relative change; None without a value before."""
+    """Returns the relative change; None without an earlier value."""
     return (now - before) / before if before else None

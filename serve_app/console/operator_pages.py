@@ -1,4 +1,4 @@
-"""Pages for operators about the service: credits that two approve, notices, the audit log, and the ledger."""
+"""Pages for operators about the service: credits that need two operators, notices, the audit log, and the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from serve_app.contracts.units import HOUR_S
 
 PAGE: Final = 100
 DECIDED: Final = 20
-READ: Final = "read_"  # begins the actions that change nothing
+READ: Final = "read_"  # prefix of the actions that change nothing
 #: How long a notice is shown, by the form's value.
 SPANS: Final = {"4": "4 hours", "24": "1 day", "168": "7 days", "": "Until it is ended"}
 LEVEL_NAMES: Final = {"info": "Information", "warning": "Warning", "danger": "Outage"}
@@ -68,8 +68,8 @@ async def audit(visit: Visit) -> Response:
         account or None, int(after) if after else None, PAGE, actor or None, action if action in ACTIONS else None
     )
     found = await run(wanted)
-    raw = "1" if query.get("raw") == "1" else ""  # whether to show the records as they are stored
-    reads = "1" if query.get("reads") == "1" or action.startswith(READ) else ""  # whether to show what was only read
+    raw = "1" if query.get("raw") == "1" else ""  # whether to show the stored records
+    reads = "1" if query.get("reads") == "1" or action.startswith(READ) else ""  # whether to show reads
     typed = {"account": account, "actor": actor, "action": action}
     chosen = {name: text for name, text in (typed | {"raw": raw, "reads": reads}).items() if text}
     names, currency = await run(operators.NameSubjects(ids_in(found))), await currency_of(visit)
@@ -87,7 +87,7 @@ async def audit(visit: Visit) -> Response:
 
 
 def _folded(told: Iterable[tuple[AuditRecord, Sentence]]) -> list[tuple[AuditRecord, Sentence, int]]:
-    """Returns each record with the number of equal ones that follow it; they are left out."""
+    """Merges consecutive equal records. Returns the first of each run, with the run's length."""
     rows: list[tuple[AuditRecord, Sentence, int]] = []
     for one, text in told:
         last = rows[-1] if rows else None
@@ -107,7 +107,7 @@ async def _older(
 ) -> str | None:
     """Returns the query of the next page; None on the last one.
 
-    A search by actor or action reads a range of records, which may have less than a page of matches.
+    A search by actor or action reads a range of records, which may contain less than a page of matches.
     """
     if len(found) == PAGE:
         return "?" + urlencode(chosen | {"after": found[-1].audit_id})

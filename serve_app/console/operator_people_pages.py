@@ -42,7 +42,7 @@ async def show(visit: Visit) -> Response:
 
 
 async def unlock(visit: Visit) -> Response:
-    """Forgets the attempts at the person's address, so that the next one is possible at once."""
+    """Forgets the attempts at the person's e-mail address, so that the next one is possible immediately."""
     person = await _changeable(visit)
     visit.console.attempts.forget(person.email)
     await visit.console.books.run(RecordAudit(visit.audit, "allow_sign_in", person.user_id))
@@ -50,9 +50,9 @@ async def unlock(visit: Visit) -> Response:
 
 
 async def reset(visit: Visit) -> Response:
-    """Makes a link with which the person chooses a new password. The page shows it once.
+    """Creates a link with which the person chooses a new password. The page shows it once.
 
-    Not for an operator: an admin would then give credit alone that two operators must agree to.
+    Refused for operators: with such a link, an admin could approve credits as a second operator.
     """
     person = await _changeable(visit)
     if person.operator_role in OPERATORS:
@@ -102,7 +102,7 @@ async def _changeable(visit: Visit) -> people.Person:
 
 
 def _may_change(visit: Visit, person: people.Person) -> bool:
-    """A password link of another operator would give that operator's rights to the person who makes it."""
+    """Returns whether the visitor may change a person. Otherwise, they could take over the login of an operator."""
     return visit.me.operator_role == "admin" or person.operator_role not in OPERATORS
 
 

@@ -32,7 +32,7 @@ LIMIT_NAMES: Final = {
     "concurrency": "Concurrent requests",
     "weight": "Priority under load",
 }
-#: Seconds before now in which the latest requests are sought, shortest first.
+#: Periods up to now, in seconds, that are searched for the latest requests, shortest first.
 WINDOWS: Final = (*(60.0 * 4**number for number in range(9)), 90 * DAY_S)
 SAMPLE: Final = 1000
 LATEST: Final = 8
@@ -43,7 +43,7 @@ MAX_DISMISSED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A range's total, and its change to the range before; None if that had none."""
+    """A range's total, and the change from the previous range; None if that was 0."""
 
     total: int
     change: float | None
@@ -103,7 +103,7 @@ def _dismissed(visit: Visit) -> list[str]:
 
 
 async def _rows(visit: Visit, account_id: str, chosen: str) -> tuple[list[UsageRow], list[str]]:
-    """Returns the usage of the range before and of the range, by hour or day, and the names of the latter."""
+    """Returns the usage of the previous and the chosen range by hour or day, and the names of the latter."""
     run, now = visit.console.books.run, visit.console.now()
     if chosen == HOURS:
         first = now // HOUR_S * HOUR_S - 47 * HOUR_S
@@ -134,13 +134,13 @@ def _figures(values: Sequence[int]) -> Figures:
 
 
 async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], list[UsageRecord]]:
-    """Returns the requests that ended in the last minute, and up to SAMPLE of the latest, newest first."""
+    """Returns the requests of the last minute, and up to SAMPLE of the latest requests, both newest first."""
     run, now = visit.console.books.run, visit.console.now()
     minute: list[UsageRecord] = []
     rows: list[UsageRecord] = []
     for window in WINDOWS:
         page = await run(commands.ListUsage(account_id, time_from=now - window, limit=SAMPLE))
-        if page.next is not None and rows:  # more than a page: the shorter window has the latest
+        if page.next is not None and rows:  # more than a page: the shorter window had the latest
             break
         rows = list(page.rows[::-1])
         minute = minute if window > WINDOWS[0] else rows

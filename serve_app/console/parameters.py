@@ -41,7 +41,7 @@ ELSEWHERE: Final = frozenset(
     {"model", "messages", "stream", "stream_options", "response_format", "guided_regex", "guided_choice", "tools"}
     | {"tool_choice", "parallel_tool_calls", "logprobs", "top_logprobs"}
 )
-#: Fields that say the same as others, that only continue a reply, or that return several replies.
+#: Fields that duplicate others, that only continue a reply, or that return several replies.
 LEFT_OUT: Final = frozenset(
     {"max_completion_tokens", "guided_json", "structured_outputs", "continue_final_message", "add_generation_prompt"}
     | {"n"}
@@ -75,7 +75,7 @@ def panel() -> dict[str, list[Parameter]]:
 def _parameter(name: str, label: str, schema: dict[str, Any]) -> Parameter:
     low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     if name == "seed":
-        low = high = None  # beyond the numbers of a script
+        low = high = None  # beyond the exact integers of JavaScript
     if name == "max_tokens" or (name == "min_tokens" and not high):
         high = None
     default = schema.get("default", "")

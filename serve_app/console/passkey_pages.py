@@ -31,7 +31,7 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts import sign_in as ways
 from serve_app.contracts.errors import InvalidValue
 
-FRESH_S: Final = 600.0  # age of a session that adds a passkey without a password
+FRESH_S: Final = 600.0  # maximum age of a session that adds a passkey without a password
 FAILED: Final = "The passkey was not accepted: try again, or sign in another way."
 
 
@@ -53,7 +53,7 @@ async def sign_in(visit: Visit) -> Response:
             require_user_verification=True,
         )
         return await open_session(visit, person, passkey=(passkey.passkey_id, verified.new_sign_count))
-    except (WebAuthnException, InvalidValue, ValueError):  # InvalidValue: suspended, or removed meanwhile
+    except (WebAuthnException, InvalidValue, ValueError):  # InvalidValue: suspended, or the passkey was removed
         raise Refused(403, FAILED) from None
 
 

@@ -1,7 +1,7 @@
 """Passwords (argon2), one-time codes, and recovery codes.
 
-Hashing takes turns, because each needs 64 MiB. People at known browsers have turns of their own, so a flood of attempts
-from elsewhere does not delay them.
+Hashes are computed one at a time, because each needs 64 MiB. People at known browsers have a separate queue, so a flood
+of attempts from elsewhere does not delay them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_LENGTH: Final = 12  # characters
 MAX_LENGTH: Final = 200
 STEP_S: Final = 30
 _LETTERS: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32
-_RECOVERY: Final = 16  # characters, 80 bits: a digest of them can't be inverted by trying
+_RECOVERY: Final = 16  # characters, 80 bits: too many to find a code by its digest
 
 Result = TypeVar("Result")
 
@@ -80,7 +80,7 @@ def new_recovery_codes() -> list[str]:
 
 
 def recovery_digest(typed: str) -> str | None:
-    """Returns the digest of a recovery code, as it was typed. None: the text is no recovery code."""
+    """Returns the digest of a recovery code, as it was typed. None: the text is not a recovery code."""
     text = typed.lower().translate(str.maketrans("oil", "011", " -"))
     is_code = len(text) == _RECOVERY and all(letter in _LETTERS for letter in text)
     return digest(text) if is_code else None

@@ -16,7 +16,7 @@ from serve_app.contracts.units import DAY_S
 
 logger = logging.getLogger("ray.serve")
 
-#: Seconds after its first report in which a return may come before its payment. Then it is recorded for an operator.
+#: Seconds to wait for a returned payment's own report. After that, the return is recorded for an operator.
 EARLY_S: Final = DAY_S
 
 
@@ -59,13 +59,13 @@ class PaymentProvider(Protocol):
         """Returns the payment of an attempt, None if there is none. Raises PaymentError if that is unknown."""
 
     async def charge(self, attempt: Attempt) -> Charge:
-        """Orders the payment of an attempt. Raises PaymentError if it is unknown whether there is one."""
+        """Orders the payment of an attempt. Raises PaymentError if it is unknown whether it was ordered."""
 
     async def forget(self, method: str) -> None:
         """Removes a payment method at the provider. Raises PaymentError."""
 
     async def read(self, body: bytes, headers: Mapping[str, str]) -> Paid | Returned | Saved | None:
-        """Parses a report. None: it is about nothing that began here. Raises BadReport, PaymentError."""
+        """Parses a report. None: it does not concern this service. Raises BadReport, PaymentError."""
 
 
 async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Returned | Saved, now: float = 0.0) -> None:

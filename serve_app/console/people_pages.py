@@ -37,9 +37,9 @@ WRONG: Final = "E-mail or password is wrong."
 WRONG_CODE: Final = "The code is wrong or used: type the code that your app shows now, or an unused recovery code."
 WRONG_PASSWORD: Final = "The password is wrong."
 USED: Final = "This link is used, replaced or expired: ask for a new one."
-MAX_WAITING: Final = 20  # attempts from browsers that are not known; about two seconds of password checks
+MAX_WAITING: Final = 20  # attempts from unknown browsers; about two seconds of password checks
 MAX_NAME: Final = 100  # characters
-HALF_S: Final = 600.0  # from the password to the code
+HALF_S: Final = 600.0  # maximum time from the password to the code
 INVITATION: Final = "console_invitation"  # an invitation that the browser opens again after the sign-in
 INVITATION_S: Final = 3600
 
@@ -142,7 +142,7 @@ async def find_invitation(visit: Visit, token: str) -> people.Invitation:
 
 
 def check_open(visit: Visit, invitation: people.Invitation) -> None:
-    """Raises Refused if the service takes no new people whom an owner invites."""
+    """Raises Refused if an owner sent the invitation, and the service accepts no new users from owners."""
     if not _makes_people(visit, invitation):
         raise Refused(403, "This service takes no new users: ask its operator for an invitation.")
 
@@ -152,7 +152,7 @@ async def ask_reset(visit: Visit) -> Response:
 
 
 async def send_reset(visit: Visit) -> Response:
-    """Mails a link to a person with this address. The answer does not tell whether there is one."""
+    """Mails a link to a person with this address. The answer does not show whether there is one."""
     console, email = visit.console, visit.form.get("email", "").strip()[:200]
     if console.mailer is None or not console.mails_links:
         raise Refused(404, "This service sends no e-mail: ask its operator for a link.")
@@ -181,7 +181,7 @@ async def show_reset(visit: Visit) -> Response:
 
 
 async def reset(visit: Visit) -> Response:
-    """Sets the new password. A person who uses codes must then sign in with one; an operator's link turned them off."""
+    """Sets the new password. A person who uses codes must then sign in with one. An operator's link turned them off."""
     person, is_operators = await _reset(visit)
     if problem := password_problem(visit):
         page: dict[str, Any] = {"least": MIN_LENGTH, "is_operators": is_operators, "errors": {"new_password": problem}}
@@ -249,7 +249,7 @@ async def check_password(visit: Visit) -> None:
 
 
 async def is_confirmed(visit: Visit) -> bool:
-    """Returns whether the person who is signed in has typed the right password. Raises Refused after too many."""
+    """Returns whether the signed-in person has typed the right password. Raises Refused after too many tries."""
     check_wait(visit.console.attempts.begin_signed_in(visit.me.user_id))
     return await is_right(visit.me.password, visit.form.get("password", ""))
 
@@ -272,7 +272,7 @@ async def open_session(
     recovery: str | None = None,
     passkey: tuple[str, int] | None = None,
 ) -> Response:
-    """Opens a session with a new token and replaces the browser's. The last four: as in `OpenSession`."""
+    """Opens a session with a new token, which replaces the browser's. `OpenSession` explains the last four."""
     console, token = visit.console, secrets.token_urlsafe(32)
     audit = Audit(person.email, address=visit.address)
     expires_at = console.now() + SESSION_S

@@ -1,4 +1,4 @@
-"""Load and requests of the last day, as this process has seen them. It stands in for the boards without Prometheus."""
+"""Load and requests of the last day, as this process has seen them, for operators without Prometheus."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Pressure:
         return [(at, {name: load[measure] for name, load in loads.items()}) for at, loads in self.seen]
 
     def series(self, measure: Measure) -> list[tuple[str, dict[str, float]]]:
-        """As `seen_of`, with the clock in UTC as label."""
+        """Like `seen_of`, with the UTC time of day as label."""
         return [(clock(at), values) for at, values in self.seen_of(measure)]
 
 

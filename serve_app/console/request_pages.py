@@ -143,7 +143,7 @@ class PriceLine:
 
 
 def price_lines(record: UsageRecord) -> list[PriceLine]:
-    """Returns the parts of the cost; their amounts sum to what the request cost before failures are waived."""
+    """Returns the parts of the cost. A failed request is not charged, but its parts are listed."""
     price, uncached = record.price, record.prompt_tokens - record.cached_tokens
     parts = [
         ("Input tokens", uncached, price.input),
@@ -215,7 +215,7 @@ async def _find(visit: Visit, asked: str) -> UsageRecord | None:
 async def _line(visit: Visit, record: UsageRecord) -> Line | None:
     """Returns the request's line in the log of this machine.
 
-    None without it, if the search takes too long, or if the person has searched too often.
+    None if it is not found, if the search takes too long, or if the person has searched too often.
     """
     if visit.console.rates.count((f"search {visit.me.user_id}", SEARCHES_PER_MINUTE)):
         return None

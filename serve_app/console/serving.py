@@ -1,4 +1,4 @@
-"""Whether users are served now, in one sentence per reason, from the reply of `GET /admin/live`."""
+"""Decides from the reply of `GET /admin/live` whether users are served now, with one sentence per problem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from serve_app.contracts.calls import application_of
 
 State = Literal["ok", "degraded", "failed"]
-#: A backend with this status starts with the first request, although no replica runs.
+#: A backend with this status is not down, even without a replica: one starts with the first request.
 RUNNING: Final = "RUNNING"
 
 

@@ -25,7 +25,7 @@ async def show(visit: Visit) -> Response:
 
 
 async def send(visit: Visit) -> Response:
-    """Mails a link. The answer does not tell whether the address has a login; the mail does."""
+    """Mails a link. The answer does not show whether the address has a login; the mail does."""
     console, email = visit.console, visit.form.get("email", "").strip().lower()
     _check_open(visit)
     assert console.mailer is not None

@@ -1,4 +1,4 @@
-"""The files of the pages: style, scripts, icons. Browsers keep each by the version in its address."""
+"""The files of the pages: style, scripts, icons. Browsers cache each under an address with its version."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def address(name: str) -> str:
 
 
 async def send(visit: Visit) -> Response:
-    """Sends one of the files, or what the brand adds to them."""
+    """Sends one of the files, or the brand's style sheet or logo."""
     name, brand = visit.request.path_params["name"], visit.console.brand
     if name == BRAND:
         found: StaticFile | None = StaticFile.of(brand_style(brand.accent).encode(), BRAND)

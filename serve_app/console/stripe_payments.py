@@ -7,9 +7,9 @@ ignored. Stripe reports at least once and in any order; with references, each re
 
 Stripe's messages about a card are for its holder. Its other errors are for the operator: they can name keys and ids.
 
-A card is saved by a checkout in the mode "setup", which takes no money. Recharging is thus turned on without a first
-payment, and its amount is that of the settings. A payment with the card carries the id of its attempt. By that id it is
-found in the list of the customer's payments. (Stripe's search would find it too, but a minute late.)
+A card is saved by a checkout in the mode "setup", which takes no money. Recharging therefore needs no first payment.
+A payment with the card has the id of its attempt in its metadata. It is found by this id in the list of the customer's
+payments, because Stripe's search would find it a minute later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serve_app.contracts.recharges import Attempt
 
 logger = logging.getLogger("ray.serve")
 
-#: Nano-units of Stripe's smallest unit, a hundredth, in currencies that have one.
+#: Nano-units in a hundredth, Stripe's smallest unit in currencies that have hundredths.
 CENT: Final = 10**7
 NO_CENTS: Final = frozenset(
     (
@@ -156,7 +156,7 @@ class Stripe:
             event = self._client.construct_event(body, headers.get("stripe-signature"), self._webhook_secret)
         except (ValueError, stripe.SignatureVerificationError) as error:
             raise BadReport(str(error)) from None
-        data: Any = json.loads(body)["data"]  # verified; as plain objects
+        data: Any = json.loads(body)["data"]  # verified above; here as plain objects
         try:
             found = await self._read(event.type, data)
         except (KeyError, TypeError, AttributeError) as error:
@@ -197,8 +197,8 @@ class Stripe:
     async def _disputed(self, dispute: Any) -> Returned | None:
         """Returns the same for both reports of a dispute: the first to arrive takes the money and suspends the account.
 
-        Stripe has withdrawn the money of a chargeback when it reports the dispute, so the account need not stay open
-        until the second report. An inquiry that becomes a chargeback later has only the second report. A dispute can be
+        When Stripe reports a chargeback, it has already withdrawn the money, so the account need not stay open until
+        the second report. An inquiry that becomes a chargeback later has only the second report. A dispute can be
         withdrawn again after it was reinstated: that is a separate chargeback.
         """
         metadata = await self._metadata_of_payment(dispute)
@@ -284,9 +284,10 @@ def _moves_nothing(dispute: Any) -> bool:
 
 
 def _moved(dispute: Any) -> tuple[int, int, dict[str, int]]:
-    """Returns the number of a dispute's withdrawals, at least 1, and what the last took and was reinstated since.
+    """Returns the number of a dispute's withdrawals (at least 1), the last one's amount, and what was reinstated since.
 
-    The amounts are in cents: the first is 0 if it is unknown or in another currency, the second is by currency.
+    The last withdrawal's amount is in cents; 0 if it is unknown or in another currency. The reinstated amounts are
+    cents by currency.
     """
     number, taken, back = 0, 0, dict[str, int]()
     for one in dispute.get("balance_transactions") or []:

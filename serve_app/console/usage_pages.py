@@ -65,7 +65,7 @@ async def csv(visit: Visit) -> Response:
 
 
 def range_of(visit: Visit, default: str = DEFAULT) -> tuple[DateRange, str]:
-    """Returns the range in the query, or else the default with what is wrong."""
+    """Returns the range in the query and "", or the default range and what is wrong."""
     now = visit.console.now()
     try:
         return chosen_range(visit.request.query_params, now, default), ""

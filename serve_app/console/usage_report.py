@@ -36,7 +36,7 @@ MEASURES: Final = {
 STATUS_LABELS: Final = {"completed": "Completed", "cancelled": "Cancelled by the client", "failed": "Failed"}
 _UNKNOWN: Final = "Unknown"
 _OTHER_MAKERS: Final = "Former members"
-#: What the daily sums of the ledger do not have: single requests are read for it.
+#: Groups and measures that the ledger's daily sums do not have. Single requests are read for them.
 _OF_REQUESTS: Final = frozenset({"status", "latency", "errors"})
 
 
@@ -87,7 +87,7 @@ _VALUES: Final[Mapping[str, Callable[[Sums], float | None]]] = {
 class Report:
     """Usage in a range, by moment and group.
 
-    `moments` counts each request once, also if it is in several groups. `is_detailed`: failed requests and durations
+    `moments` counts each request once, even if it is in several groups. `is_detailed`: failed requests and durations
     are known.
     """
 
@@ -117,7 +117,7 @@ class Report:
 
     @property
     def series(self) -> list[tuple[str, list[float | None]]]:
-        """The values of each series by moment: the largest groups, and the others together."""
+        """The series of the largest groups, and one series of all others: values by moment."""
         named = list(self.groups)
         if len(named) > MAX_SERIES + 1:
             named = named[:MAX_SERIES]

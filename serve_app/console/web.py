@@ -48,7 +48,7 @@ from serve_app.storage.request_log import Found
 from serve_app.storage.sealing import SecretKeys
 
 SESSION: Final = "console_session"
-DONE: Final = "console_done"  # what the form before has done, for the next page
+DONE: Final = "console_done"  # result of the last form, for the next page to show
 VISIT: Final = "console_visit"  # binds a form's token before sign-in
 BROWSER: Final = "console_browser"  # see `attempts.known_browser`
 SESSION_S: Final = 12 * 3600.0
@@ -57,7 +57,7 @@ MAX_BYTES: Final = 64 * 1024
 FORMS_PER_MINUTE: Final = 60  # of a person
 PAGES_PER_MINUTE: Final = 300  # of a session
 HEADERS: Final = {
-    # The design system's style sheet has its small pictures as data.
+    # The design system's style sheet embeds small pictures as data: URLs.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -72,7 +72,7 @@ TEMPLATES.filters["exact_places"] = places_of
 TEMPLATES.filters["price"] = format_price
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
 TEMPLATES.filters |= formats.FILTERS
-#: Icons of the pages in the navigation, by name and in its order.
+#: Icons by the name of the page, in the order of the navigation.
 NAVIGATION: Final = {
     "Overview": "layout-dashboard",
     "Service": "gauge",
@@ -96,7 +96,7 @@ NAVIGATION: Final = {
     "API reference": "api",
 }
 MAX_ACCOUNTS: Final = 20  # in the account switcher
-ACCOUNT_NAMES_S: Final = 60.0  # for which an account's name is kept
+ACCOUNT_NAMES_S: Final = 60.0  # how long an account's name is cached
 
 
 class Refused(Exception):
@@ -105,7 +105,7 @@ class Refused(Exception):
     def __init__(self, status: int, message: str, field: str = "") -> None:
         super().__init__(message)
         self.status = status
-        self.field = field  # name of the form's field that is wrong, if it is one
+        self.field = field  # name of the form field that is wrong, if any
 
 
 #: Runs an operator's request in a gateway: see `admin/for_console.py`. Raises Unavailable.
@@ -168,7 +168,7 @@ class Console:
 
     @property
     def mails_links(self) -> bool:
-        """Whether people can ask for links by e-mail. Without `url`, the sender of a request could choose the host."""
+        """Whether people can ask for links by e-mail. Without `url`, a request could choose the link's host."""
         return self.mailer is not None and bool(self.url)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:
@@ -298,7 +298,7 @@ class Visit:
         return response
 
     def go(self, path: str, *, done: str = "") -> Response:
-        """Redirects to a page of the console, never to a target that a request names. The page says what is `done`."""
+        """Redirects to a page of the console, never to a target that a request names. That page shows `done`."""
         response = RedirectResponse(self.root + path, 303)
         if done:
             self.set_cookie(response, DONE, quote(done), 60)
@@ -387,7 +387,7 @@ def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Res
 
 
 async def _refuse(visit: Visit, page: Page, error: Refused) -> Response:
-    """Shows why a form is refused on the form's own page, with what was typed, or else on a page of its own."""
+    """Shows why a form is refused, on the form's page with the typed values if possible, or on a separate page."""
     if page.method == "POST" and error.status == 422:
         for one in visit.console.pages:
             if (one.method, one.path, one.rule) == ("GET", page.path, page.rule):

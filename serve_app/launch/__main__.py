@@ -33,10 +33,10 @@ from serve_app.local_run import RAY
 from serve_app.model import bundled
 from serve_app.settings import ModelArgs, SettingsError, home_dir, parse, read_config
 
-READY_S, SLOW_S = 180.0, 1800.0  # maximum wait for readiness; the second with large models or vLLM, which compiles
-TOLD_S = 30.0  # between two lines of progress
+READY_S, SLOW_S = 180.0, 1800.0  # maximum wait for readiness; SLOW_S with vLLM or any model but the bundled one
+PROGRESS_S = 30.0  # between two lines of progress
 STOP_S = 13.0
-KEPT_LOGS = 5
+KEPT_LOGS = 5  # runs
 ONLY_WITH_MODEL = ("engine", "gpus", "context", "quantization", "dry_run")
 
 
@@ -45,7 +45,7 @@ class _Stopped(Exception):
 
 
 def main() -> int:
-    """Returns 0 after Ctrl-C or SIGTERM, 1 when the service could not start or died."""
+    """Runs the service. Returns 0 after Ctrl-C or SIGTERM, 1 if it could not start or died."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.launch", description=__doc__)
     parser.add_argument("--config", type=Path, default=Path("config.yaml"))
     parser.add_argument("--port", default=os.environ.get("PORT") or "8000", help="default: PORT, else 8000")
@@ -65,8 +65,10 @@ def main() -> int:
         "--gpus", type=int, metavar="N", help="GPUs per replica; 0: the CPU; default: as many as the model needs"
     )
     model.add_argument("--context", type=int, metavar="TOKENS", help="default: the model's, at most 32768")
-    model.add_argument("--quantization", metavar="METHOD", help="of vLLM, as fp8_per_tensor; default: none")
-    model.add_argument("--dry-run", action="store_true", help="print the configuration, download and start nothing")
+    model.add_argument("--quantization", metavar="METHOD", help="vLLM's method, such as fp8_per_tensor; default: none")
+    model.add_argument(
+        "--dry-run", action="store_true", help="print the configuration; download no weights, start nothing"
+    )
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_stopped)
@@ -95,7 +97,7 @@ def _raise_stopped(number: int, frame: FrameType | None) -> None:
 
 
 def print_progress(text: str) -> None:
-    """Prints progress on standard error; standard output is for the result alone."""
+    """Prints progress on standard error; standard output has only the result."""
     print(f"serve-app: {text}", file=sys.stderr, flush=True)
 
 
@@ -107,9 +109,9 @@ class Launch:
         self.home: Path = (options.home or home_dir()).expanduser().absolute()
         self.logs = self.home / "logs"
         given = vars(options)
-        odd = [name for name in ONLY_WITH_MODEL if given.get(name) is not None and given[name] is not False]
-        if odd and given.get("model") is None:
-            raise LaunchError(f"--{odd[0].replace('_', '-')} needs a model: add --model (MODEL=… with make)")
+        misplaced = [name for name in ONLY_WITH_MODEL if given.get(name) is not None and given[name] is not False]
+        if misplaced and given.get("model") is None:
+            raise LaunchError(f"--{misplaced[0].replace('_', '-')} needs a model: add --model (MODEL=… with make)")
         if not str(options.port).isdigit():
             raise LaunchError(f"PORT must be a number, not {options.port!r}")
         self.port = int(options.port)
@@ -120,7 +122,7 @@ class Launch:
         self.ready_s: float = options.ready_timeout or READY_S
 
     def run_until_stopped(self) -> None:
-        """Never returns normally: raises LaunchError, SettingsError or _Stopped."""
+        """Starts the service. Never returns normally: raises LaunchError, SettingsError or _Stopped."""
         if preflight.prepare_home(self.home):
             print_progress(f"closed the state folder {self.home} to other users")
         lock = preflight.lock_home(self.home)
@@ -196,7 +198,7 @@ class Launch:
         )
 
     def prepare_models(self, config: dict[str, Any]) -> None:
-        """Prepares one-time files from the models' files here, where the operator sees the progress."""
+        """Creates the files that a model needs besides its own, once. Here, the operator sees the progress."""
         for application in config.get("applications") or []:
             args = application.get("args") or {}
             if not isinstance(args, dict) or "model" not in args:
@@ -229,8 +231,8 @@ class Launch:
         run_config.write_text(self._as_yaml(config))
         if vars(self.options).get("model") is not None:
             print_progress(f"the configuration is {run_config}: copy it to change it")
-        # A short path, because it holds sockets: HAProxy's path may have 97 bytes, and Serve adds 68 of them. This
-        # folder is closed to other users. Ray opens its own folder, which is in it, to all.
+        # The path must be short, because the folder holds sockets: HAProxy allows 97 bytes, of which Serve adds 68.
+        # The folder is closed to other users. Ray opens its own folder, which is inside, to all users.
         temporary = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self.metrics_port = preflight.free_port()
         self.haproxy_port = preflight.free_port(9101)
@@ -267,12 +269,12 @@ class Launch:
         return command
 
     def _wait_until_ready(self, driver: Driver) -> None:
-        began = told = time.monotonic()
+        began = reported = time.monotonic()
         with httpx.Client(timeout=5, trust_env=False, verify=self.verify) as client:
             while (now := time.monotonic()) < began + self.ready_s:
-                if now >= told + TOLD_S:
+                if now >= reported + PROGRESS_S:
                     print_progress(f"still waiting for the models after {now - began:.0f} s; logs are in {self.logs}")
-                    told = now
+                    reported = now
                 if (code := driver.exit_code()) is not None:
                     if code == 2:
                         raise LaunchError(f"the configuration is wrong:\n{driver.last_lines(20)}")

@@ -1,4 +1,4 @@
-"""The driver process, which runs Ray and Serve: its command, its environment, and how all its descendants end."""
+"""The driver process, which runs Ray and Serve: its command, its environment, and the shutdown of its descendants."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from serve_app.launch import haproxy_config
 from serve_app.launch.preflight import LaunchError, free_port
 from serve_app.local_run import HAPROXY
 
-HAPROXY_HARD_STOP_S = 900  # old workers of HAProxy outlive the longest stream
+HAPROXY_HARD_STOP_S = 900  # HAProxy's old workers must outlive the longest stream
 HAPROXY_MAXCONN = 20_000
-# Without this, HAProxy waits an hour for a request's head, and some thousand idle connections block all clients. Serve
-# has no setting for it, but it writes this setting verbatim into the same section.
+# The second line limits the time for a request's head. Without it, HAProxy waits an hour, and a few thousand idle
+# connections block all clients. Serve has no setting for it, but copies this setting verbatim into the same section.
 HAPROXY_RETRY_ON = "conn-failure\n    timeout http-request 10s"
 # Ray calls the wrapper with `-db -f CONFIG …`.
 HAPROXY_WRAPPER = """\
@@ -67,7 +67,7 @@ def driver_environment(
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(home / "secrets" / "ray-token"),
         # Ray's processes then listen on 127.0.0.1: their metrics need no token. On Linux, Ray (2.60) replaces a
-        # loopback address that is given by any other way.
+        # loopback address that is given in any other way.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -82,8 +82,8 @@ def driver_environment(
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(haproxy_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(8404)),
-        # While no gateway runs, HAProxy falls back to Serve's own proxy. At the default ports a different service might
-        # listen, which would answer with its own accounts.
+        # While no gateway runs, HAProxy falls back to Serve's own proxy. On the default ports, a different service
+        # might listen and answer with its own accounts.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
     }
@@ -126,7 +126,8 @@ def most_connections() -> int:
 def write_haproxy_wrapper(path: Path, host: str, lanes: str, certificate: Path | None = None) -> bool:
     """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts HAProxy.
 
-    Ray has a setting for the program's path. The configuration must keep its path, by which Ray finds its processes.
+    Ray has a setting for the program's path. The configuration's path must not change, because Ray
+    finds HAProxy's processes by it.
     Returns False if there is no HAProxy.
     """
     binary = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH") or _bundled_haproxy() or shutil.which("haproxy")
@@ -199,7 +200,7 @@ class Driver:
         return ""
 
     def shut_down(self, within_s: float, report: Callable[[str], None]) -> None:
-        """Asks the driver to shut down in order; after `within_s` seconds ends the remaining processes by their ids."""
+        """Asks the driver to shut down, then terminates and kills what still runs, in about `within_s` seconds."""
         deadline = time.monotonic() + within_s
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
@@ -217,7 +218,7 @@ class Driver:
             report(f"still running: {', '.join(str(process.pid) for process in left)}")
 
     def _descendants(self) -> list[psutil.Process]:
-        """Returns all running descendants, including orphans (this process is their subreaper). Reaps the others."""
+        """Returns all running descendants, including orphans (this process is their subreaper). Reaps ended ones."""
         running = []
         for process in psutil.Process().children(recursive=True):
             try:

@@ -1,4 +1,4 @@
-"""The text that `make serve` prints when the service is ready: a first API key, and a sign-in link to the console."""
+"""Creates a first API key and a sign-in link, and the text with them that `make serve` prints when it is ready."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _first_account(client: httpx.Client, home: Path) -> str:
     account = client.post(
         "/admin/accounts",
         json={"name": "first account", "credit": FIRST_CREDIT, "kind": "grant"},
-        # A repetition, also in a later start, returns the same account.
+        # A repeated request, also in a later start, returns the same account.
         headers={"idempotency-key": f"first-account-{secret_files.secret_file(home, 'first-account-token')}"},
     )
     account.raise_for_status()
@@ -79,7 +79,7 @@ def _first_account(client: httpx.Client, home: Path) -> str:
 
 
 def _wait_for_console(client: httpx.Client, console: str) -> None:
-    """Waits until the console answers, or CONSOLE_S have passed: the link then works a little later."""
+    """Waits until the console answers, at most CONSOLE_S. After that, the link works once the console has started."""
     deadline = time.monotonic() + CONSOLE_S
     while client.get(f"{console}/sign-in").status_code != 200 and time.monotonic() < deadline:
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Finds the GPUs of this machine with nvidia-smi. No process of the service has to have CUDA for it."""
+"""Finds the GPUs of this machine with nvidia-smi, so that the launcher does not need CUDA."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The GPUs that the service may use, and a remark for the operator if there is a reason why there are none."""
+    """The GPUs that the service may use. If there are none for a known reason, `remark` tells the operator."""
 
     gpus: tuple[Gpu, ...]
     remark: str = ""
@@ -44,7 +44,7 @@ class Found:
 def find_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Found:
     """Returns the NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES allows.
 
-    Raises LaunchError if there is a driver that does not work, or a card that can't be used.
+    Raises LaunchError if the driver does not work, or a card can't be used.
     """
     program = shutil.which("nvidia-smi", path=environment.get("PATH")) or (_WSL if Path(_WSL).is_file() else None)
     if program is None:
@@ -63,15 +63,15 @@ def find_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> F
         ) from None
     except OSError as error:
         raise LaunchError(f"{program} can't be run ({error.strerror}): repair the driver, {CPU_INSTEAD}") from None
-    said = (asked.stdout.strip() or asked.stderr.strip()).splitlines()
-    if any(line.startswith("No devices were found") for line in said):
+    lines = (asked.stdout.strip() or asked.stderr.strip()).splitlines()
+    if any(line.startswith("No devices were found") for line in lines):
         return Found((), "The NVIDIA driver finds no GPU.")
-    if asked.returncode != 0 or not said:
+    if asked.returncode != 0 or not lines:
         raise LaunchError(
-            f"nvidia-smi fails ({said[0].strip() if said else f'exit status {asked.returncode}'}): repair the driver, "
-            f"so that `nvidia-smi` lists the GPUs, {CPU_INSTEAD}"
+            f"nvidia-smi fails ({lines[0].strip() if lines else f'exit status {asked.returncode}'}): repair the "
+            f"driver, so that `nvidia-smi` lists the GPUs, {CPU_INSTEAD}"
         )
-    return Found(tuple(_visible([_gpu(line) for line in said], environment.get("CUDA_VISIBLE_DEVICES"))))
+    return Found(tuple(_visible([_gpu(line) for line in lines], environment.get("CUDA_VISIBLE_DEVICES"))))
 
 
 def _gpu(line: str) -> Gpu:

@@ -7,15 +7,15 @@ Ray's template has no settings for these changes:
 - Only HAProxy's own user may use its control socket, which has full control over HAProxy.
 - The metrics exporter binds to HOST instead of all addresses. The statistics page is removed.
 - With CERTIFICATE, a PEM file that also has the key, clients must use https.
-- An address whose requests are mostly refused takes a lane. The gateways see only a few requests of a lane at one time;
-  the others wait in HAProxy. A lane leads back to the same frontend through a local socket, so Ray still chooses the
-  gateways. LANES are the numbers, as in `lanes_of`.
+- If requests of an address are mostly refused, its requests go through a lane. Only a few requests of a lane are at
+  the gateways at one time; the others wait in HAProxy. A lane leads back to the same frontend through a local socket,
+  so Ray still chooses the gateways. `lanes_of` parses LANES, the numbers for this.
 - Requests whose path has the token of a one-time link are not logged.
-- Of a key whose requests are mostly refused, HAProxy itself refuses what goes beyond a multiple of the key's replies.
+- If requests of a key are mostly refused, HAProxy itself refuses its requests beyond a multiple of its chat replies.
 
-A key counts by itself, from any address, if it got a chat reply lately. All other requests count for their address. A
-key is the digest of the header that the gateway reads: the first authorization header, or the first x-api-key header if
-there is none. It is never captured, because HAProxy's log would show it.
+Requests with a key that got a chat reply in the last ten minutes count for the key, from any address. All others count
+for their address. A key is the digest of the header that the gateway reads: the first authorization header, or the
+first x-api-key header if there is none. The header is never captured, because HAProxy's log would show it.
 
 Refused requests are those that a gateway answers with 4xx, 503 or 529. A client that hangs up, a reply that is cut and
 any other failure count as neither refused nor served.
@@ -31,31 +31,31 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 COUNT = 64  # lanes of each kind: two addresses rarely share one
-TOKENS = "/first/ /invitations/ /reset/ /sign-up/"  # in paths of the console, before a token
-PIECE = 8192  # bytes; without a least size HAProxy passes a slowed body on in pieces of a few bytes
+TOKEN_PATHS = "/first/ /invitations/ /reset/ /sign-up/"  # in the console's paths, in front of a token
+MIN_PIECE = 8192  # bytes; without a minimum, HAProxy forwards a slowed body in pieces of a few bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
     """When HAProxy slows down an address or a key, and how.
 
-    In 10 s, `refused` requests may be refused, and `per_reply` more for each chat reply. Beyond that, requests of an
-    address take its lane. Those of a key still go to the gateways if there are at most `refused` in 10 s, and
-    1 + `per_reply` for each chat reply; the others get 429.
+    A sender is slow if, within 10 s, more of its requests were refused than `refused` plus `per_reply` for each chat
+    reply. Requests of a slow address take its lane. Of a slow key's requests, `refused` plus 1 + `per_reply` for each
+    chat reply go to the gateways in 10 s; the others get 429.
     """
 
     refused: int = 50
     per_reply: int = 4
     delay_ms: int = 800  # of each request of a lane, and of each 429
-    at_once: int = 32  # requests of a lane at the gateways, 40 a second by the delay: a few long replies don't close it
-    waiting: int = 400  # open requests of a slow address or key, ten seconds' worth: others are refused at once
-    large_bytes: int = 8192  # a body of this size fills HAProxy's buffer, which ends the delay: it has another lane
+    at_once: int = 32  # maximum requests of a lane at the gateways; the delay allows 40 a second
+    waiting: int = 400  # maximum open requests of a slow address or key, about ten seconds' worth
+    large_bytes: int = 8192  # a body of this size fills HAProxy's buffer, which ends the delay: it takes another lane
     large_bytes_per_s: int = 2_000_000  # of one address
     large_at_once: int = 4
 
 
 def lanes_of(text: str) -> Lanes:
-    """Returns the lanes for a text such as `refused=50 delay_ms=800`. Raises ValueError, with what is right."""
+    """Returns the lanes for a text such as `refused=50 delay_ms=800`. Raises ValueError, which names the valid form."""
     names = [field.name for field in fields(Lanes)]
     given = {}
     for part in text.split():
@@ -78,8 +78,8 @@ _REFUSED = (
 
 def _tables(lanes: Lanes, socket: str) -> str:
     ordinary, large = (
-        "\n".join(f"    server self{n} {socket} maxconn {most} send-proxy-v2" for n in range(COUNT))
-        for most in (lanes.at_once, lanes.large_at_once)
+        "\n".join(f"    server self{n} {socket} maxconn {max_conn} send-proxy-v2" for n in range(COUNT))
+        for max_conn in (lanes.at_once, lanes.large_at_once)
     )
     return f"""\
 # Keys that got a chat reply lately.
@@ -100,7 +100,7 @@ backend lanes
 backend lanes_of_large_bodies
     timeout queue 60s
     balance hash var(txn.sender)
-    filter bwlim-in uploads limit {lanes.large_bytes_per_s} key src table upload_rates min-size {PIECE}
+    filter bwlim-in uploads limit {lanes.large_bytes_per_s} key src table upload_rates min-size {MIN_PIECE}
     http-request set-bandwidth-limit uploads
 {large}
 """
@@ -111,8 +111,8 @@ def _frontend(lanes: Lanes, socket: str, paths: str) -> str:
     busy = f"status 503 content-type application/json hdr retry-after 5 string '{_BUSY}'"
     return f"""\
     bind {socket} accept-proxy mode 600 id 99
-    http-request set-log-level silent if {{ path_sub {TOKENS} }}
-    # The lanes come in here again. Nothing else waits for the delay.
+    http-request set-log-level silent if {{ path_sub {TOKEN_PATHS} }}
+    # Requests return here from the lanes. Only these wait for the delay.
     acl is_from_lane so_id 99
     tcp-request inspect-delay {lanes.delay_ms}ms
     tcp-request content accept if !{{ so_id 99 }}

@@ -34,18 +34,20 @@ NO_PROMETHEUS = "there is no prometheus: `apt-get install prometheus`, or put on
 
 
 def observe(options: argparse.Namespace) -> None:
-    """Never returns normally: raises LaunchError or KeyboardInterrupt."""
+    """Runs Prometheus. Never returns normally: raises LaunchError or KeyboardInterrupt."""
     home: Path = (options.home or home_dir()).expanduser().absolute()
     if (prometheus := shutil.which("prometheus")) is None:
         raise LaunchError(NO_PROMETHEUS)
     if (service := find_service(home)) is None:
         raise LaunchError(f"no service runs on the state folder {home}: start it with `make serve`")
     if not service.ray_targets.exists():
-        raise LaunchError(f"Ray's dashboard has not written {service.ray_targets}: is it off (--no-dashboard)?")
+        raise LaunchError(
+            f"Ray's dashboard has not written {service.ray_targets}: was the service started with --no-dashboard?"
+        )
     if not is_free(options.port):
         raise LaunchError(
-            f"port {options.port} is taken: choose another with --port; Debian's package starts a Prometheus at 9090, "
-            "which `systemctl disable --now prometheus` ends"
+            f"port {options.port} is taken: choose another with --port; Debian's package starts a Prometheus at 9090: "
+            "to stop it, run `systemctl disable --now prometheus`"
         )
     rules = (files("serve_app.boards") / "rules.yaml").read_text(encoding="utf-8")
     labels = {"cluster": options.cluster, "namespace": options.namespace}
@@ -77,7 +79,7 @@ def observe(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _folder(folder: Path) -> Iterator[Path]:
-    """Locks the folder for this process; afterwards removes everything but its data."""
+    """Locks the folder for this process. Afterwards, removes everything in it except `data`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -114,7 +116,7 @@ def _push_boards(options: argparse.Namespace, url: str) -> None:
     command += ["--token-file", str(options.token_file)] if options.token_file else []
     # Its output is for people; standard output carries only the result.
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
-        raise LaunchError("the dashboards were not pushed: the lines above say why")
+        raise LaunchError("the dashboards were not pushed: see the lines above")
 
 
 def _banner(facts: dict[str, Any]) -> str:
@@ -128,7 +130,7 @@ def _banner(facts: dict[str, Any]) -> str:
 {targets}
   alerts        {url}/alerts
   labels        cluster="{facts["cluster"]}", namespace="{facts["namespace"]}"
-  data          {facts["data"]}   (stays)
+  data          {facts["data"]}   (kept)
 
   Ctrl-C stops it.
 """

@@ -1,7 +1,7 @@
 """Makes the configuration that serves one model on this machine: `make serve MODEL=…`.
 
-It is config.yaml with one backend. Its context, memory and sequences follow from the model's files and the machine. A
-model that does not fit is refused before its weights are downloaded.
+The configuration is config.yaml with one backend. Context, memory and the number of sequences are computed from the
+model's files and the machine. A model that does not fit is refused before its weights are downloaded.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from serve_app.launch.gpus import CPU_INSTEAD, Gpu
 from serve_app.launch.preflight import LaunchError
 
 MODEL = "deployments.apps:model"
-MAX_CONTEXT = 32768  # of the service's identifiers
+MAX_CONTEXT = 32768  # tokens, for the service's identifiers
 MAX_OUTPUT = 4096
 MAX_RUNNING, MIN_RUNNING = 256, 8  # sequences on a GPU
-FEW = 32  # sequences for which a model must fit
-TYPICAL_TOKENS = 2048  # K and V per running sequence: most are far shorter than the context
+REQUIRED_SEQUENCES = 32  # a model fits if this many sequences fit with it
+TYPICAL_TOKENS = 2048  # in the KV cache, per running sequence: most are far shorter than the context
 CPU_RUNNING = 16
 MAX_CPU_KV = 4 * GIB  # allocated as needed
-OTHER_PROCESSES = GIB  # of Ray and the service
+OTHER_PROCESSES = GIB  # memory of Ray's and the service's other processes
 MIN_CONTEXT = 2048  # tokens; a shorter context is of little use
-MIN_DRIVER = 580  # of CUDA 13, for which torch and vLLM are built
+MIN_DRIVER = 580  # for CUDA 13, with which torch and vLLM are built
 MIN_CAPABILITY = (7, 5)
 #: Families that the native engine computes in int8 on a CPU (docs/models.md).
 INT8 = {"llama", "mistral", "qwen2", "qwen3"}
@@ -59,14 +59,14 @@ class Facts:
 
     @property
     def context(self) -> int | None:
-        """Tokens of the model's context, if config.json says it."""
+        """The model's context in tokens, if config.json has it."""
         names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
         return next((int(self.text[name]) for name in names if self.text.get(name)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The operator's options; None: chosen here."""
+    """The operator's options. For None, `choose` decides."""
 
     engine: str | None = None
     gpus: int | None = None
@@ -141,21 +141,21 @@ def _of_folder(model: str, folder: Path) -> Facts:
 def choose(facts: Facts, wish: Wish, machine: Machine, python: str) -> Choice:
     """Chooses the backend. `python` is the interpreter of vLLM's environment.
 
-    Raises LaunchError for options that don't fit the machine, and a model that does not fit, with the smallest change.
+    Raises LaunchError if the options or the model do not fit the machine. The message names the smallest changes.
     """
     gpus = list(machine.gpus)
     if wish.gpus is not None and wish.gpus < 0:
         raise LaunchError(f"GPUS={wish.gpus}: must be at least 0")
     if wish.gpus is not None and wish.gpus > len(gpus):
-        there = f"this machine has {len(gpus)}" if gpus else "no NVIDIA GPU was found"
-        raise LaunchError(f"GPUS={wish.gpus}: {there}. {machine.remark}".strip())
+        available = f"this machine has {len(gpus)}" if gpus else "no NVIDIA GPU was found"
+        raise LaunchError(f"GPUS={wish.gpus}: {available}. {machine.remark}".strip())
     if wish.gpus == 0:
         gpus = []
     engine = wish.engine or ("vllm" if gpus else "native")
     if engine not in ("vllm", "native"):
         raise LaunchError(f"ENGINE={engine}: can only be started from a configuration (docs/guides/add-a-model.md)")
     if wish.quantization and (engine != "vllm" or not gpus):
-        raise LaunchError("QUANTIZATION is for vLLM on a GPU: leave it out")
+        raise LaunchError("QUANTIZATION works only with vLLM on a GPU: leave it out")
     own = facts.context
     context = wish.context or min(own or MAX_CONTEXT, MAX_CONTEXT)
     if own is not None and context > own:
@@ -188,13 +188,13 @@ def _vllm_on_gpus(facts: Facts, wish: Wish, gpus: list[Gpu], context: int, pytho
             f"GPUS={wish.gpus}: vLLM can't divide the model's {facts.text['num_attention_heads']} attention heads "
             "among them: use a number of GPUs that divides the number of heads"
         )
-    least = min(gpus, key=lambda gpu: gpu.free)
+    fullest = min(gpus, key=lambda gpu: gpu.free)
     smallest = min(gpu.memory for gpu in gpus)
-    budget = vllm_memory.budget(smallest, least.free)
-    step = vllm_memory.step_tokens(smallest, least.name)
+    budget = vllm_memory.budget(smallest, fullest.free)
+    step = vllm_memory.step_tokens(smallest, fullest.name)
     weights = vllm_memory.weight_bytes(facts.tensors, wish.quantization)
 
-    def plan(count: int, sequences: int = FEW) -> Any:
+    def plan(count: int, sequences: int = REQUIRED_SEQUENCES) -> Any:
         demand = vllm_memory.demand_of(
             facts.model, facts.config, weights, context=context, gpus=count, sequences=sequences, step=step
         )
@@ -216,20 +216,20 @@ def _vllm_on_gpus(facts: Facts, wish: Wish, gpus: list[Gpu], context: int, pytho
             facts.tensors,
             context=context,
             step=step,
-            sequences=FEW,
+            sequences=REQUIRED_SEQUENCES,
             budget=budget,
             gpus=counts[-1],
             computes_fp8=all(gpu.capability >= vllm_memory.FP8_CAPABILITY for gpu in gpus) and not wish.quantization,
         )
-        raise LaunchError(f"{refusal}: {_advice(changes, len(gpus), least)}")
+        raise LaunchError(f"{refusal}: {_advice(changes, len(gpus), fullest)}")
     running = _running(found.kv // found.demand.kv_token)
     found = plan(count, running)
     tokens = found.kv // found.demand.kv_token
     options: dict[str, Any] = {"tensor_parallel_size": count}
     if wish.quantization:
         options["quantization"] = wish.quantization
-    if least.free < smallest * vllm_memory.UTILIZATION:  # vLLM does not start if its share is not free
-        options["gpu_memory_utilization"] = max(0.01, int(100 * least.free / smallest) / 100 - 0.01)
+    if fullest.free < smallest * vllm_memory.UTILIZATION:  # vLLM does not start if its share is not free
+        options["gpu_memory_utilization"] = max(0.01, int(100 * fullest.free / smallest) / 100 - 0.01)
     args = {
         "model": facts.model,
         "engine": "vllm",
@@ -240,12 +240,12 @@ def _vllm_on_gpus(facts: Facts, wish: Wish, gpus: list[Gpu], context: int, pytho
         "vllm": options,
     }
     actor = {"num_cpus": 2, "num_gpus": count, "runtime_env": {"py_executable": python}}
-    lines = [f"{facts.model} on vLLM: {count} of {len(gpus)} GPUs ({least.name})", *found.lines()]
+    lines = [f"{facts.model} on vLLM: {count} of {len(gpus)} GPUs ({fullest.name})", *found.lines()]
     lines += [f"room for {running} sequences of {tokens // running:,} tokens, or {tokens // context} of {context:,}"]
-    if least.is_shared:
+    if fullest.is_shared:
         lines.append(
-            f"other programs use {(least.memory - least.free) / GIB:.1f} GiB of GPU {least.index}; the service takes "
-            "what is free"
+            f"other programs use {(fullest.memory - fullest.free) / GIB:.1f} GiB of GPU {fullest.index}; the service "
+            "uses the rest"
         )
     return Choice("vllm", args, actor, context, _ongoing(args), len(gpus) // count, True, lines)
 
@@ -264,17 +264,17 @@ def _check_gpu(gpu: Gpu) -> None:
         )
 
 
-def _advice(changes: Sequence[Any], there: int, gpu: Gpu) -> str:
-    """Returns the changes as text, with the variables that can be set for them here."""
+def _advice(changes: Sequence[Any], num_gpus: int, gpu: Gpu) -> str:
+    """Returns the changes as text, each with the variable of `make serve` for it."""
     texts = []
     for change in changes:
         name, _, value = change.variable.partition("=")
-        if name == "GPUS" and int(value) > there:
+        if name == "GPUS" and int(value) > num_gpus:
             texts.append(f"use a machine with {value} such GPUs")
         else:
             texts.append(change.text + (f" ({change.variable})" if change.variable else ""))
     if gpu.is_shared:
-        hide = ", or hide it with CUDA_VISIBLE_DEVICES" if there > 1 else ""
+        hide = ", or hide it with CUDA_VISIBLE_DEVICES" if num_gpus > 1 else ""
         texts.insert(0, f"end the programs that use {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {gpu.index}{hide}")
     return ", or ".join([*texts, "choose a smaller model"])
 
@@ -328,7 +328,7 @@ def _native_on_gpus(facts: Facts, gpus: list[Gpu], context: int) -> Choice:
     lines = [f"{facts.model} on the native engine: {len(gpus)} GPUs ({gpus[0].name})", *found.lines()]
     lines.append("vLLM is several times as fast on a GPU: leave ENGINE out")
     if len(gpus) > 1:
-        lines.append("with the native engine, several GPUs add memory and no speed")
+        lines.append("with the native engine, several GPUs add memory but no speed")
     actor = {"num_cpus": 2, "num_gpus": len(gpus)}
     return Choice("native", args, actor, context, _ongoing(args), 1, True, lines)
 
@@ -365,7 +365,7 @@ def _native_on_cpu(facts: Facts, machine: Machine, context: int) -> Choice:
 
 
 def _cpu_kv(facts: Facts, context: int, demand: Any, other: int, machine: Machine) -> str:
-    """Returns kv_cache_memory on the CPU. Raises LaunchError if one sequence of the context does not fit."""
+    """Returns kv_cache_memory on the CPU. Raises LaunchError if one sequence of `context` tokens does not fit."""
     free = machine.memory - other - OTHER_PROCESSES
     if free < demand.least_kv:
         shorter = context // 2
@@ -393,13 +393,13 @@ def _max_output(context: int) -> int:
 
 
 def _running(tokens: int) -> int:
-    """Returns the number of sequences that run at once with this many tokens of K and V: a power of two."""
+    """Returns the number of concurrent sequences for a KV cache of `tokens`: a power of two."""
     wanted = max(MIN_RUNNING, min(MAX_RUNNING, tokens // TYPICAL_TOKENS))
     return 1 << (wanted.bit_length() - 1)
 
 
 def _ongoing(args: Mapping[str, Any]) -> int:
-    """Returns max_ongoing_requests: beyond it, requests would wait without fair queueing (docs/guides/vllm.md)."""
+    """Returns max_ongoing_requests. Requests above it would wait without fair queueing (docs/guides/vllm.md)."""
     return int(args["max_running"]) + ceil(args["max_running"] / 8) + int(args["max_waiting"])
 
 
@@ -409,7 +409,7 @@ def backend_name(model: str) -> str:
 
 
 def configuration(base: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
-    """Returns `base` with the choice as its only backend, behind each of its identifiers."""
+    """Returns `base` with the choice as its only backend, which serves all of its identifiers."""
     config = copy.deepcopy(dict(base))
     name = backend_name(choice.args["model"])
     applications = [one for one in config.get("applications") or [] if isinstance(one, dict)]

@@ -21,7 +21,7 @@ MIN_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and
 MIN_DISK = 2 * GIB  # the converted model, the database, logs
 OWN_PORTS = range(20000, 32768)  # above Ray's workers, below what Linux and macOS give to outgoing connections
 
-#: In a random order for each process, so that two processes choose differently and none chooses a port twice.
+#: A random order for each process: two processes rarely choose the same port, and one process uses no port twice.
 _drawn = itertools.cycle(random.SystemRandom().sample(OWN_PORTS, len(OWN_PORTS)))
 
 
@@ -46,16 +46,16 @@ def check_free_memory(available: int | None = None) -> None:
         )
 
 
-def check_free_disk(home: Path, least: int = MIN_DISK) -> None:
+def check_free_disk(home: Path, needed: int = MIN_DISK) -> None:
     free = shutil.disk_usage(home).free
-    if free < least:
-        raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {least / GIB:.0f} GiB are needed")
+    if free < needed:
+        raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {needed / GIB:.0f} GiB are needed")
 
 
 def prepare_home(home: Path) -> bool:
-    """Creates the state folder. Closes one of an earlier start to other users, and returns whether it did so.
+    """Creates the state folder. If an existing one is open to other users, closes it to them and returns True.
 
-    Raises LaunchError for a folder that is not the service's own: closing it could take it from other programs.
+    Raises LaunchError instead if the folder does not belong to the service, because other programs may use it.
     """
     closed = False
     try:
@@ -115,12 +115,12 @@ def is_free(port: int) -> bool:
 def free_port(preferred: int | None = None) -> int:
     """Returns the preferred port if it is free, else one of `OWN_PORTS`.
 
-    An outgoing connection could take a port that the system picks before the service listens on it, half a minute
-    later.
+    A port that the system picks would not be safe: until the service listens on it, half a minute later, an outgoing
+    connection could take it.
     """
     if preferred is not None and is_free(preferred):
         return preferred
     for port in itertools.islice(_drawn, len(OWN_PORTS)):
         if is_free(port):
             return port
-    raise LaunchError(f"no port from {OWN_PORTS[0]} to {OWN_PORTS[-1]} is free: end what listens there")
+    raise LaunchError(f"no port from {OWN_PORTS[0]} to {OWN_PORTS[-1]} is free: stop programs that listen on them")

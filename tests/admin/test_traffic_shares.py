@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.admin.traffic_shares import WHOLE, OnlyBackend, with_share
+from serve_app.admin.traffic_shares import TOTAL_WEIGHT, OnlyBackend, with_share
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_a_part_for_the_only_backend_is_an_error() -> None:
 def test_no_weight_is_lost(before: dict[str, int], percent: float) -> None:
     after = with_share(before, "new", percent)
     whole = sum(after.values())
-    assert whole in (100, WHOLE)
-    assert abs(after["new"] / whole - percent / 100) <= 0.5 / WHOLE + 1e-12
+    assert whole in (100, TOTAL_WEIGHT)
+    assert abs(after["new"] / whole - percent / 100) <= 0.5 / TOTAL_WEIGHT + 1e-12
     rest = whole - after["new"]
     for name, weight in before.items():
         assert abs(after.get(name, 0) - rest * weight / sum(before.values())) <= 1

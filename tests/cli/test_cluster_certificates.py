@@ -202,7 +202,7 @@ def test_an_authority_that_has_ended_signs_nothing(run: Run, tmp_path: Path) -> 
     old = make_authority("old", datetime.now(UTC) - timedelta(days=AUTHORITY_DAYS + 1))
     (folder / "ca.pem").write_bytes(old.certificate_pem)
     (folder / "ca-key.pem").write_bytes(old.key_pem)
-    assert "the authority in authority has ended" in node_certificate(run, "10.0.0.7", "tls").error["message"]
+    assert "the authority in authority has expired" in node_certificate(run, "10.0.0.7", "tls").error["message"]
     assert not (tmp_path / "tls").exists()
 
 

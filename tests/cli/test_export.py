@@ -118,7 +118,7 @@ def test_invalid_export_options_are_refused_before_anything_is_sent(
 def test_options_before_the_word_export_are_a_usage_error(service: FakeService, run: Run) -> None:
     refused = run("usage", "--from", "2026-11-01", "export")
     assert refused.code == 2
-    assert "behind its name" in refused.error_line
+    assert "after its name" in refused.error_line
     assert service.requests == []
 
 

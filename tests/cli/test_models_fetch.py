@@ -134,4 +134,4 @@ def test_what_can_not_be_fetched_is_one_line(
 
 def test_a_revision_without_a_model_is_a_wrong_command(run: Run) -> None:
     done = run("models", "fetch", "--revision", "v1")
-    assert (done.code, done.error_line) == (2, "error: --revision is of one model: name it")
+    assert (done.code, done.error_line) == (2, "error: --revision needs a MODEL")

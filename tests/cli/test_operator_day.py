@@ -165,7 +165,7 @@ def test_keys_for_people_show_terms_and_status(real: RealService, run: Run, acco
         (["--tag", "none", "--tag", "a"], "cannot be combined"),
         (["--address", "any", "--address", "10.0.0.1"], "cannot be combined"),
         (["--expires", "tomorrow"], "--expires"),
-        (["--expires", "2020-01-01"], "passed"),
+        (["--expires", "2020-01-01"], "in the future"),
     ],
 )
 def test_invalid_terms_of_a_key_are_refused_before_anything_is_sent(

@@ -83,7 +83,7 @@ def test_without_a_terminal_there_is_one_frame_and_what_is_missing_is_named(
     assert time.slept == []
     assert "open 15   held 0.0123 USD   limiters 1/2" in shown.out
     assert "limiter shards that do not admit: 1" in shown.out
-    assert "settlements that wait for the ledger in gateways' spools: 1,200" in shown.out
+    assert "settlements in gateways' spools that wait for the ledger: 1,200" in shown.out
     assert rows(shown.out, "old") == [
         ["old", "running", "1/2", "12", "3", "400", "ms", "45%", "2,310", "1,840", "1.53", "53%"]
     ]

@@ -40,9 +40,9 @@ def test_a_file_that_was_edited_a_missing_one_and_an_old_one_are_named(tmp_path:
     (folder / "serve-app-money.json").unlink()
     (folder / "serve-app.json").write_text("{}", encoding="utf-8")
     edited, missing, old = command.check(tmp_path)
-    assert "serve-app-users.json is not what the code makes" in edited
-    assert "serve-app-money.json is not what the code makes" in missing
-    assert "serve-app.json is made by no code" in old
+    assert "serve-app-users.json is out of date" in edited
+    assert "serve-app-money.json is out of date" in missing
+    assert "serve-app.json is no longer generated" in old
 
 
 @every_board

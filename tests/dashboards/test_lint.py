@@ -24,17 +24,17 @@ def at(title: str) -> str:
     ("place", "value", "problem"),
     [
         ((NUMBER, "fieldConfig/defaults/unit"), REMOVED, "no unit"),
-        ((NUMBER, "title"), "Availability", "the title is no question"),
+        ((NUMBER, "title"), "Availability", "the title is not a question"),
         ((NUMBER, "description"), REMOVED, "no description"),
         ((NUMBER, "fieldConfig/defaults/thresholds"), REMOVED, "without thresholds"),
         ((NUMBER, "fieldConfig/defaults/thresholds/steps"), [{"color": "green", "value": None}], "without thresholds"),
         ((NUMBER, "links"), [], "no link to the next board"),
-        ((NUMBER, "links/0/url"), "/d/serve-app-old", "links to serve-app-old, which is no board"),
+        ((NUMBER, "links/0/url"), "/d/serve-app-old", "links to serve-app-old, which is not a board"),
         ((NUMBER, "datasource"), {"type": "prometheus", "uid": "P1809F7CD0C75ACF3"}, "a data source that is fixed"),
         ((GRAPH, "targets/0/datasource/uid"), "P1809F7CD0C75ACF3", "a data source that is fixed"),
         ((GRAPH, "targets"), [], "no expression"),
         ((GRAPH, "targets/0/legendFormat"), "{{code}}", "the legend names 'code'"),
-        ((GRAPH, "title"), NUMBER, "there are 2 of this title"),
+        ((GRAPH, "title"), NUMBER, "2 panels have this title"),
     ],
 )
 def test_a_broken_panel_is_found(place: tuple[str, str], value: object, problem: str) -> None:

@@ -140,7 +140,7 @@ def test_vllms_share_leaves_what_other_programs_use() -> None:
         (machine(*[H100] * 8), {"gpus": 8}, r"GPUS=8: vLLM can't divide the model's 28 attention heads"),
         (machine(H100, driver=570), {}, r"driver has version 570, and vLLM's build needs 580.*GPUS=0"),
         (machine((16384, "Tesla V100", (7, 0))), {}, r"compute capability 7\.0, and CUDA 13 needs 7\.5"),
-        (machine(), {"quantization": "fp8_per_tensor"}, r"QUANTIZATION is for vLLM on a GPU"),
+        (machine(), {"quantization": "fp8_per_tensor"}, r"QUANTIZATION works only with vLLM on a GPU"),
         (machine(H100), {"context": 65536}, r"CONTEXT=65536: the model's context is 32768 tokens"),
     ],
 )
@@ -179,7 +179,7 @@ def test_why_a_gpu_is_not_used_is_told() -> None:
 def test_engines_are_the_operators_choice() -> None:
     native = choose(facts("qwen2.5-7b"), machine(H100, H100), engine="native", gpus=2)
     assert (native.engine, native.args["device_map"], native.actor["num_gpus"]) == ("native", "auto", 2)
-    assert any("several GPUs add memory and no speed" in line for line in native.lines)
+    assert any("several GPUs add memory but no speed" in line for line in native.lines)
     vllm = choose(facts("qwen2.5-0.5b"), machine(), engine="vllm")
     assert vllm.args["kv_cache_memory"] == "4096MiB"
     assert "num_gpus" not in vllm.actor

@@ -178,7 +178,7 @@ def test_too_little_memory_says_how_much_is_there_and_needed() -> None:
 
 def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="free disk"):
-        preflight.check_free_disk(tmp_path, least=2**60)
+        preflight.check_free_disk(tmp_path, needed=2**60)
 
 
 def test_an_old_python_is_reported_first(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Grafana's file provisioning: its files, and a folder in which only our own files are ever changed."""
+"""Builds the files for Grafana's file provisioning, and writes them without replacing files of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from serve_app.cli.grafana.shipped import Json, data_source, with_source
 from serve_app.cli.output import CommandError
 
-MANIFEST = ".serve-app-files.json"  # our files, with a digest for each
+MANIFEST = ".serve-app-files.json"  # lists the files that we wrote, with a digest of each
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ def provisioning(
 def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> list[Written]:
     """Writes `files` to `folder`, and removes files that we wrote earlier and that are no longer among them.
 
-    If a file was not written by us or has been changed since, raises CommandError before it writes anything, unless
-    `force` is set.
+    Raises CommandError, before it writes anything, if someone else wrote or changed one of the files. With `force`, it
+    replaces such files.
     """
     try:
         known: dict[str, str] = _read_manifest(folder)
-        there = {path: _digest(folder / path) for path in (*files, *known)}
+        digests = {path: _digest(folder / path) for path in (*files, *known)}
         wanted = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in files.items()}
-        foreign = [path for path, digest in there.items() if digest not in (None, known.get(path), wanted.get(path))]
+        foreign = [path for path, digest in digests.items() if digest not in (None, known.get(path), wanted.get(path))]
         if foreign and not force:
             raise CommandError(
                 f"not written by serve-app, or changed since: {', '.join(str(folder / path) for path in foreign)}; "
@@ -63,11 +63,11 @@ def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> 
             )
         written = []
         for path, text in files.items():
-            if there[path] != wanted[path]:
+            if digests[path] != wanted[path]:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_text(text, encoding="utf-8")
-            action: Literal["created", "changed"] = "created" if there[path] is None else "changed"
-            written.append(Written(path, "unchanged" if there[path] == wanted[path] else action))
+            action: Literal["created", "changed"] = "created" if digests[path] is None else "changed"
+            written.append(Written(path, "unchanged" if digests[path] == wanted[path] else action))
         for path in known.keys() - files.keys():
             (folder / path).unlink(missing_ok=True)
             written.append(Written(path, "removed"))
