@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastapi import FastAPI, Request
-from fastapi.responses import PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 
 from serve_app.console import (
     account_pages,
@@ -46,7 +46,7 @@ from serve_app.console.rules import (
     SUPPORT,
     WRITERS,
 )
-from serve_app.console.web import HEADERS, Console, Page, responder
+from serve_app.console.web import HEADERS, Console, Page, Refused, Visit, responder
 
 #: Roles are roles in the account that the path names, except for the operator roles.
 PAGES: Final = (
@@ -162,17 +162,21 @@ PAGES: Final = (
 )
 
 
-async def no_page(request: Request, _: Exception) -> Response:
-    """Handles a missing page. Serve passes the bare prefix as a separate path."""
-    root = str(request.scope.get("root_path", ""))
-    if request.url.path == root:
-        return RedirectResponse(f"{root}/", headers=HEADERS)
-    return PlainTextResponse("There is no such page.\n", 404, headers=HEADERS)
+async def missing(_: Visit) -> Response:
+    raise Refused(404, "There is no such page.")
 
 
 def build_console(console: Console) -> FastAPI:
     """Builds the application, with each page behind its rule."""
     console.pages = PAGES
+    respond = responder(console, Page("GET", "", ANYONE, missing))
+
+    async def no_page(request: Request, _: Exception) -> Response:
+        root = str(request.scope.get("root_path", ""))
+        if request.url.path == root:  # Serve passes the bare prefix as a separate path
+            return RedirectResponse(f"{root}/", headers=HEADERS)
+        return await respond(request)
+
     app = FastAPI(title="console", openapi_url=None, redirect_slashes=False, exception_handlers={404: no_page})
     for page in PAGES:
         app.add_api_route(page.path, responder(console, page), methods=[page.method], response_model=None)
