@@ -352,7 +352,7 @@ async def test_a_management_key_opens_no_chat_and_nothing_of_the_operator(
 ) -> None:
     chat = await Call(world, robot.headers["authorization"].split()[1]).done()
     assert chat.status == 401
-    assert b"/account alone" in chat.body
+    assert b"/account only" in chat.body
     for one in ENDPOINTS:
         if one.key in ("apiKey", "operatorKey"):
             ids = dict.fromkeys(re.findall(r"{(\w+)}", one.path), "x")

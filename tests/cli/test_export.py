@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -181,7 +182,8 @@ def test_an_export_that_is_interrupted_leaves_nothing(service: FakeService, tmp_
     finally:
         second_page.release.set()
         process.kill()
-    assert (process.returncode, out, err) == (130, b"", b"")
+    assert (process.returncode, out) == (130, b"")
+    assert re.fullmatch("([0-9]+ rows … [0-9]+ s\n)*", err.decode())  # progress, on a slow machine
     assert list(folder.iterdir()) == []
 
 
