@@ -20,7 +20,8 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 import uvloop
 
-from deployments.transport import Address, Connection, Server, connect
+from deployments.direct_calls import Connection, Server
+from deployments.transport import Address, connect
 from serve_app.contracts.limiting import Admit
 
 MESSAGE = [Admit("chatcmpl-" + "0" * 32, "gateway-1", "0" * 64, "svc-chat", 100, 1000, 270, 1100, "smollm2")]

@@ -11,9 +11,10 @@ from typing import Any
 
 from ray import serve
 
+from deployments.direct_calls import ANSWERS_S, Server
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from deployments.transport import ANSWERS_S, Address, Server, own_host
+from deployments.transport import Address, own_host
 from serve_app import __version__
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.accounting.ledger import Ledger

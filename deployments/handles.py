@@ -23,8 +23,9 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.schema import ApplicationStatus
 
+from deployments.direct_calls import Line
 from deployments.reply_lines import OpenReply, ReplyListener
-from deployments.transport import Address, Line
+from deployments.transport import Address
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable, adapter_of, application_of, detached
 from serve_app.contracts.commands import Answer, Command, FindUnsettled

@@ -13,10 +13,11 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.direct_calls import ANSWERS_S, Server
 from deployments.handles import AccountingHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from deployments.transport import ANSWERS_S, Address, Server, own_host
+from deployments.transport import Address, own_host
 from serve_app import __version__
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards

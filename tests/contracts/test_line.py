@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments import transport
+from deployments import direct_calls
 from deployments.transport import Address
 from serve_app.contracts import calls
 from serve_app.contracts.calls import Unavailable
@@ -20,7 +20,7 @@ class Replica:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.server = transport.Server(self.who)
+        self.server = direct_calls.Server(self.who)
 
     async def who(self, _: FindUnsettled) -> list[str]:
         return [f"{self.name}, over the socket"]
@@ -34,7 +34,7 @@ class Serve:
         self.sockets = True
         self.earlier_release = False
         self.now = 100.0
-        self.line = transport.Line(self.call, self.address, clock=lambda: self.now)
+        self.line = direct_calls.Line(self.call, self.address, clock=lambda: self.now)
 
     async def call(self, _: FindUnsettled) -> list[str]:
         if self.replica is None:
@@ -56,7 +56,7 @@ class Serve:
 
 @pytest.fixture
 async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
-    monkeypatch.setattr(transport, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(direct_calls, "TIMEOUT_S", 60.0)
     replica = Replica("first")
     serve = Serve(replica)
     yield serve
@@ -80,14 +80,14 @@ async def test_without_an_address_all_calls_go_through_serve(serve: Serve) -> No
     serve.sockets = False
     for _ in range(3):
         assert await serve.who() == "first, through Serve"
-        serve.now += transport.CONFIRM_S
+        serve.now += direct_calls.CONFIRM_S
 
 
 async def test_a_replica_of_an_earlier_release_is_called_through_serve(serve: Serve) -> None:
     serve.earlier_release = True
     for _ in range(3):
         assert await serve.who() == "first, through Serve"
-        serve.now += transport.CONFIRM_S
+        serve.now += direct_calls.CONFIRM_S
 
 
 @pytest.mark.parametrize("odd", ["\ud800", 5], ids=["half of a pair", "of another type"])
@@ -99,7 +99,7 @@ async def test_a_call_that_has_no_encoding_goes_through_serve(serve: Serve, odd:
 async def test_a_replaced_replica_gets_no_more_calls_even_while_it_lives(serve: Serve) -> None:
     await connected(serve)
     serve.replica = Replica("second")
-    serve.now += transport.CONFIRM_S
+    serve.now += direct_calls.CONFIRM_S
     await serve.who()  # finds the replica, in the background
     assert await serve.who() == "second, over the socket"
     serve.replica.server.close()
@@ -108,7 +108,7 @@ async def test_a_replaced_replica_gets_no_more_calls_even_while_it_lives(serve: 
 async def test_a_connection_that_was_not_confirmed_lately_is_not_used(serve: Serve) -> None:
     await connected(serve)
     serve.replica = Replica("second")
-    serve.now += transport.TRUST_S
+    serve.now += direct_calls.TRUST_S
     assert await serve.who() == "second, through Serve"
     serve.replica.server.close()
 
@@ -116,7 +116,7 @@ async def test_a_connection_that_was_not_confirmed_lately_is_not_used(serve: Ser
 async def test_while_serve_knows_no_replica_the_old_one_gets_no_calls(serve: Serve) -> None:
     await connected(serve)
     serve.replica = None
-    serve.now += transport.CONFIRM_S
+    serve.now += direct_calls.CONFIRM_S
     await serve.who()
     with pytest.raises(Unavailable):
         await serve.who()

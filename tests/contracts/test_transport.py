@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from deployments import transport
-from deployments.transport import Connection, connect
+from deployments.direct_calls import Connection, Server
+from deployments.transport import connect
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import FindUnsettled, GetAccount
 from serve_app.contracts.errors import AccountNotFound, LedgerUnavailable
@@ -26,7 +27,7 @@ class Other:
 
     def __init__(self, host: str) -> None:
         self.gate = asyncio.Event()
-        self.server = transport.Server(self.answer, host)
+        self.server = Server(self.answer, host)
 
     async def answer(self, call: Any) -> Any:
         match call:

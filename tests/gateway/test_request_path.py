@@ -34,6 +34,7 @@ SHELLS = {
     "deployments/metrics.py",
     "deployments/model.py",
     "deployments/reply_lines.py",
+    "deployments/direct_calls.py",
     "deployments/transport.py",
     "serve_app/contracts/encoding.py",
 }

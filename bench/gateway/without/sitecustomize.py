@@ -113,7 +113,7 @@ def is_switched_off() -> bool:
 _switch: dict[str, Any] = {"looked": 0.0, "off": False}
 
 SPEEDUPS: Final = {
-    "sockets": Speedup("local sockets beside Serve's calls", "deployments.transport", _sockets),
+    "sockets": Speedup("local sockets beside Serve's calls", "deployments.direct_calls", _sockets),
     "joined-asks": Speedup(
         "waiting messages to the limiter are sent in one call", "serve_app.gateway.limiter_client", _coalescer
     ),
