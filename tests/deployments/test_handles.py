@@ -15,7 +15,7 @@ from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentResponse
 
-from deployments import gateway, handles, model
+from deployments import gateway, handles, model, reply_lines
 from deployments.handles import (
     ENTRANCE,
     AccountingHandle,
@@ -163,6 +163,37 @@ async def test_a_reply_ends_with_its_last_event_and_its_call_is_left_alone(monke
     handle = Handle(Started(1, 0), Delta("a", 1), END)
     assert await received(backends(monkeypatch, handle)) == [Started(1, 0), Delta("a", 1), END]
     assert not handle.response.was_cancelled
+
+
+async def test_events_that_come_after_the_answer_of_a_replica_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.handles.REASON_S", 0.0)
+    taken, gate = reply_lines.OpenReply.arrived, asyncio.Event()
+    said: list[Any] = []
+
+    def later(reply: reply_lines.OpenReply, events: list[BackendEvent | None]) -> None:
+        said.append((reply, events))
+        gate.set()
+
+    monkeypatch.setattr(reply_lines.OpenReply, "arrived", later)
+    handle = Handle(Started(1, 0), END)
+    reading = asyncio.ensure_future(received(backends(monkeypatch, handle)))
+    await asyncio.wait_for(gate.wait(), 30)
+    for _ in range(20):  # the answer arrives
+        await asyncio.sleep(0)
+    assert not reading.done()
+    while not reading.done():
+        for reply, events in said:
+            taken(reply, events)
+        said.clear()
+        await asyncio.sleep(0)
+    assert await reading == [Started(1, 0), END]
+
+
+async def test_a_gateway_that_cannot_listen_is_no_fault_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = backends(monkeypatch, Handle(Started(1, 0), END))
+    ports.close()
+    with pytest.raises(BackendUnavailable, match="no longer listens"):
+        await received(ports)
 
 
 async def test_a_stream_without_an_end_is_a_lost_replica(monkeypatch: pytest.MonkeyPatch) -> None:
