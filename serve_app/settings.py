@@ -198,7 +198,7 @@ class BrandSettings(_Strict):
     accent: Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")] = "#066fd1"
     """Colour of buttons and links, as `#RRGGBB`. White text must be legible on it."""
     terms_url: Annotated[str, Field(pattern=_PAGE_ADDRESS)] = ""
-    """Address of your terms of service. Visitors see each link of `brand` that you set below every public page."""
+    """Address of your terms of service. Each link that you set in `brand` appears below every public page."""
     privacy_url: Annotated[str, Field(pattern=_PAGE_ADDRESS)] = ""
     """Address of your privacy policy."""
     contact: Annotated[str, Field(pattern=rf"{_PAGE_ADDRESS}|^[^@\s<>]+@[^@\s<>]+$")] = ""
@@ -234,7 +234,8 @@ class GatewayArgs(_StateArgs):
     lease_s: Annotated[float, Field(gt=1)] = 10.0
     """Seconds of silence after which a gateway loses its holds."""
     limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
-    """Seconds that a new limiter waits for a silent one. Gateways need half of this time to post their holds."""
+    """Seconds for which the successor of a limiter that does not respond waits before it admits requests. Gateways need
+    half of this time to send it their holds."""
     outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
     """Additional seconds for which the limiter admits requests while the ledger is unavailable. A new limiter waits for
     the same additional time."""
@@ -259,8 +260,8 @@ class GatewayArgs(_StateArgs):
     alert_mail: bool = False
     """Whether `/account/alerts` accepts e-mail addresses. True if the console has `mail`."""
     private_webhooks: bool = False
-    """Whether `/account/alerts` accepts addresses that are not public, http, and any port. Must equal the console's
-    setting."""
+    """Whether `/account/alerts` also accepts plain http, any port, and addresses that are not public. Must equal the
+    console's setting."""
     brand: BrandSettings = BrandSettings()
     """Name, look and links of the product on the pages below `/docs`. Should equal the console's setting."""
 

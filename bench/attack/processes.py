@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a process did between its start and end."""
+    """How long a process ran, its processor time, and what it counted."""
 
     seconds: float
     cpu_s: float

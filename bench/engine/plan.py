@@ -30,7 +30,7 @@ class Scope:
     clients: tuple[int, ...]
     long_clients: tuple[int, ...]
     least_s: float
-    most_s: float  # 1.5 times this up to 16 clients, which the promises are about
+    most_s: float  # up to 16 clients, for which there are promises, 1.5 times as long
     workloads: tuple[str, ...] = WORKLOADS
     servers: tuple[str, ...] = SERVERS
 

@@ -67,7 +67,7 @@ def run(
     shape: Shape | None = None,
     prepare: Callable[[World], None] = lambda world: None,
 ) -> tuple[World, Outcome]:
-    """Runs ten accounts that together request `times` the capacity, each a tenth of it."""
+    """Runs ten accounts that together request `times` times the capacity. Each requests a tenth of that."""
     shape = shape or Shape()
     contract = Contract(rpm=100_000, tpm=3_000_000, concurrency=10_000)
     world = World(seed, replicas=replicas, shards=shards, contract=contract, window_s=10.0)

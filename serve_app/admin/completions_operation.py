@@ -48,7 +48,7 @@ EXAMPLES: Final = {
 
 
 def completions_operation(refused: str) -> Schema:
-    """Returns the operation. `refused` says which refused requests count."""
+    """Returns the operation. `refused` is the text that says which refused requests count towards limits."""
     reply = responses.json_response(
         "The reply. If it takes long, the body begins with line feeds before the JSON.\n\n" + _STREAM,
         "Completion",

@@ -32,7 +32,8 @@ _RULES: Final = (
     "null is the same as absent. Unknown fields are ignored, and so is the version in `anthropic-version`. The key may "
     "also be sent as `x-api-key`.\n\n"
     "Rules that the schema does not express: write integers without a decimal point; `tools` does not repeat a name; "
-    "`tool_choice` is `any` or names a tool only if `tools` has one; a message with `tool_use` is not the last one; "
+    "`tool_choice: any` needs a tool in `tools`, "
+    "and a tool that `tool_choice` names must be in `tools`; a message with `tool_use` is not the last one; "
     "messages fit into the context; a JSON Schema has a maximum size and only keywords that can be enforced. "
     "`image` and `document` blocks, tools that the service would run, `mcp_servers` and `output_format` return 400."
 )

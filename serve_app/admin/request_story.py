@@ -202,7 +202,7 @@ def _note(line: _LogLine, price: str) -> str:
         case Outcome.COMPLETED if line.status == 200:
             return "Served."
         case Outcome.COMPLETED:
-            return "The reply was complete and is billed; the client disconnected before its end."
+            return "The service completed and billed the reply. The client disconnected before it had all of it."
         case Outcome.CANCELLED if line.code == "server_error":
             return f"The service failed after it had sent text: {answer}; {bill}."
         case Outcome.CANCELLED:

@@ -13,7 +13,7 @@ endpoint = Endpoints("Operator: Keys", "operatorKey")
 
 
 class SealedSecrets(Reply):
-    """The number of stored secrets that are sealed under the current secret key."""
+    """The number of stored secrets that are sealed under the current secret key, and of those that are not."""
 
     has_previous: bool = Field(description="Whether the previous secret key is also valid.")
     current: Count = Field(description="Secrets of one-time codes and webhooks that are sealed under the current key.")

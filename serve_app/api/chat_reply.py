@@ -319,7 +319,7 @@ def _last_call(parts: tuple[Part, ...], before: Ending | None) -> Ending | None:
 def _finish_reason(last_call: Ending | None, reason: FinishReason) -> str:
     """Returns the format's finish reason for a choice: `tool_calls` if it ends after complete calls."""
     if last_call is Ending.CUT:
-        return "length"  # whatever interrupted the call: clients must not run an incomplete call
+        return "length"  # clients must not run an incomplete call
     return "tool_calls" if last_call is not None and reason is FinishReason.STOP else reason.value
 
 

@@ -180,10 +180,10 @@ def replica_lost(*, stream: bool) -> ApiError:
     if stream:
         message += (
             " With stream_options.resume: true, the stream continues after such a loss. A reply that is not streamed"
-            " runs again automatically, and with an idempotency-key it is billed once, however often it is sent."
+            " runs again automatically. With an idempotency-key, a request is billed once, however often you send it."
         )
     else:
-        message += " With an idempotency-key it is billed once, however often it is sent."
+        message += " With an idempotency-key, a request is billed once, however often you send it."
     return overloaded(message, retry_after_s=2)
 
 

@@ -604,8 +604,10 @@ def _refuse_too_many(parsed: Mapping[str, Any], served: ServedModels) -> None:
     if isinstance(tools, list):
         inner = [tool.get("tools") for tool in tools if isinstance(tool, dict)]
         total = len(tools) + sum(len(many) for many in inner if isinstance(many, list))
-        if len(tools) > MAX_TOOLS or total > 2 * MAX_TOOLS:
-            raise invalid("tools", f"must be at most {MAX_TOOLS}, but there are {total}")
+        if len(tools) > MAX_TOOLS:
+            raise invalid("tools", f"must be at most {MAX_TOOLS}, but there are {len(tools)}")
+        if total > 2 * MAX_TOOLS:
+            raise invalid("tools", f"must be at most {2 * MAX_TOOLS} with those in namespaces, but there are {total}")
 
 
 def _checks() -> list[tuple[str, Range | Check]]:

@@ -1,4 +1,4 @@
-"""What a 404 says about a path that the service does not have."""
+"""The 404 of a path that the service does not have, with the path that the client probably meant."""
 
 from __future__ import annotations
 

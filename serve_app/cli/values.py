@@ -1,4 +1,4 @@
-"""Converts values that an operator types into the admin API's form. Every function here raises UsageError."""
+"""Converts what an operator types to the form that the admin API expects. Every function here raises UsageError."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from serve_app.console.web import HEADERS, Console, Visit
 from serve_app.contracts.offers import Front
 
-#: What the service's own identifiers mean, whatever backend answers for them.
+#: Purpose of each identifier. A backend is chosen for it, not the other way round.
 PURPOSES: Final = {"svc-chat": "Conversation and general text", "svc-coder": "Programming and mathematics"}
 
 

@@ -1,7 +1,7 @@
-"""Links that are e-mailed. Nothing is stored: a link has the address, its expiry, and a signature.
+"""Links that are e-mailed: each has the address, its expiry, and a signature.
 
-The signature covers a `state` that using the link changes, so that a link works once. Strangers who ask for links
-therefore write nothing to the ledger.
+Nothing is stored, so strangers who ask for links write nothing to the ledger. The signature covers a `state`. Using the
+link changes it, so a link works once.
 """
 
 from __future__ import annotations

@@ -198,8 +198,8 @@ class Stripe:
         """Returns the same for both reports of a dispute: the first to arrive takes the money and suspends the account.
 
         When Stripe reports a chargeback, it has already withdrawn the money, so the account need not stay open until
-        the second report. An inquiry that becomes a chargeback later has only the second report. A dispute can be
-        withdrawn again after it was reinstated: that is a separate chargeback.
+        the second report. An inquiry that becomes a chargeback later has only the second report. Stripe can
+        withdraw the money of a dispute again after it gave it back: that is a separate chargeback.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:

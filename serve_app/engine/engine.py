@@ -31,7 +31,7 @@ from serve_app.engine.text.detokenizer import Vocabulary
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.01
-MAX_FAILURES = 5  # consecutive failed computations; then the device counts as lost, whatever the errors are
+MAX_FAILURES = 5  # consecutive failed computations after which the device counts as lost
 
 
 class Engine:

@@ -308,7 +308,7 @@ class Generation:
 
     def leave(self) -> None:
         """Ends a call that no replica has started: `next_event` raises NotRunning."""
-        self._inbox.put(NotRunning("the backend does not run, and another one does"))
+        self._inbox.put(NotRunning("the backend is not running, and another backend is"))
 
     def cancel(self) -> None:
         """Stops the model. Never waits."""
