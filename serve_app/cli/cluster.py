@@ -72,7 +72,7 @@ def certificates(
         ],
         note=f"\nCopy each folder to {installed_at} on its node, and keep {key} off the nodes."
         if made.nodes
-        else f"\n{key} signs the certificates of all nodes. When a Secret has it and its certificate, delete the folder.",
+        else f"\n{key} and its certificate sign for all nodes. When a Secret has both, delete the folder.",
     )
 
 
