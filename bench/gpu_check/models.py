@@ -24,7 +24,7 @@ from serve_app.engine.text.detokenizer import Vocabulary, bytes_of_unicode
 
 PROMPT: Final = 160  # tokens
 SHAPES: Final[dict[str, dict[str, Any]]] = {
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
              "intermediate_size": 128, "vocab_size": 512, "tie_word_embeddings": True},
     "small": {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
               "intermediate_size": 1024, "vocab_size": 4096, "tie_word_embeddings": False},

@@ -88,6 +88,7 @@ def own_server(backend: dict[str, Any], options: Options) -> Any:
     if python is None:
         raise Skip("vLLM is not installed")
     from bench.harness.servers import Server, ServerError
+    from serve_app.engine.config import parse_bytes
 
     class Own(Server):
         name, title = "vllm-own", "vLLM's own server"
@@ -98,8 +99,8 @@ def own_server(backend: dict[str, Any], options: Options) -> Any:
             line += ["--served-model-name", "svc-chat", "--host", "127.0.0.1", "--port", str(self.port)]
             line += ["--dtype", backend["dtype"], "--max-model-len", str(backend["max_context"])]
             line += ["--max-num-seqs", str(backend["max_running"]), "--no-enable-prefix-caching"]
-            line += ["--kv-cache-memory-bytes", str(backend["kv_cache_memory"]), "--no-enable-log-requests"]
-            return [*line, "--disable-uvicorn-access-log"]
+            line += ["--kv-cache-memory-bytes", str(parse_bytes(backend["kv_cache_memory"]))]
+            return [*line, "--no-enable-log-requests", "--disable-uvicorn-access-log"]
 
         def environment(self) -> dict[str, str]:
             # the interpreter's folder has ninja, which compiles kernels
