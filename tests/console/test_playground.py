@@ -174,3 +174,41 @@ def test_a_shared_conversation_is_in_the_part_of_the_link_that_is_not_sent(tmp_p
     assert len(link) < 500
     assert found == state
     assert broken == [None, None, None]
+
+
+@needs_node
+def test_requests_sent_at_once_share_one_key_that_is_replaced_once(tmp_path: Path) -> None:
+    """Each new key revokes the one before it, as the console does."""
+    program = """
+        import { Api } from "./playground-api.js";
+        let made = 0, valid = null, reachable = true;
+        const refused = [];
+        globalThis.fetch = async (path, options) => {
+          if (path === "/playground/key") {
+            if (!reachable) return { ok: false, status: 403 };
+            valid = `key ${++made}`;
+            const key = valid;
+            return { ok: true, json: async () => ({ key }) };
+          }
+          const ok = options.headers.authorization === `Bearer ${valid}`;
+          if (!ok) refused.push(options.headers.authorization);
+          return { ok, status: ok ? 200 : 401, json: async () => null };
+        };
+        const api = new Api("/playground", "csrf");
+        const columns = () => Promise.all([api.call("/v1/a"), api.call("/v1/b")]);
+        await columns();
+        const first = [made, refused.length];
+        valid = "that of another tab";
+        await columns();
+        const second = [made, refused.length];
+        valid = "that of another tab", reachable = false;
+        const problem = await api.call("/v1/a").catch((error) => error.message);
+        reachable = true;
+        await columns();
+        console.log(JSON.stringify([first, second, problem, made]));
+    """
+    first, second, problem, made = run_node(tmp_path, program)
+    assert first == [1, 0]
+    assert second == [2, 2]
+    assert problem == "This page is out of date. Reload it to continue."
+    assert made == 3

@@ -1,28 +1,36 @@
 // Sends requests to the service's API with the person's playground key. The key stays in memory.
 
 export class Api {
-  #key = null;
+  #key = null; // a promise, null before the first request
 
   constructor(base, csrf) {
     this.base = base; // path of the playground's page
     this.csrf = csrf;
   }
 
-  async #renewKey() {
+  async #newKey() {
     const answer = await fetch(`${this.base}/key`, { method: "POST", body: new URLSearchParams({ csrf: this.csrf }) });
     if (!answer.ok) throw new Error("This page is out of date. Reload it to continue.");
-    this.#key = (await answer.json()).key;
+    return (await answer.json()).key;
+  }
+
+  async #send(path, options) {
+    const used = (this.#key ??= this.#newKey()); // one for all columns: a new key revokes the one before it
+    const forget = () => {
+      if (this.#key === used) this.#key = null;
+    };
+    const key = await used.catch((problem) => {
+      forget();
+      throw problem;
+    });
+    const answer = await fetch(path, { ...options, headers: { ...options.headers, authorization: `Bearer ${key}` } });
+    if (answer.status === 401) forget(); // it has expired, or another tab has replaced it
+    return answer;
   }
 
   async call(path, options = {}) {
-    if (this.#key === null) await this.#renewKey();
-    const send = () =>
-      fetch(path, { ...options, headers: { ...options.headers, authorization: `Bearer ${this.#key}` } });
-    let answer = await send();
-    if (answer.status === 401) {
-      await this.#renewKey(); // it has expired, or another tab has replaced it
-      answer = await send();
-    }
+    let answer = await this.#send(path, options);
+    if (answer.status === 401) answer = await this.#send(path, options);
     if (answer.ok) return answer;
     const problem = await answer.json().catch(() => null);
     throw new Error(problem?.error?.message ?? `The service answered with status ${answer.status}.`);
