@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import PICKLED, AccountingHandle, answer_of
 from deployments.http_server import amend_http_server
-from deployments.priority import yield_to_models
+from deployments.priority import PAGES_YIELDING, yield_to_models
 from serve_app import secret_files
 from serve_app.console.app import build_console
 from serve_app.console.landing import landing
@@ -55,7 +55,7 @@ class ConsoleIngress:
     """The Serve deployment of the console."""
 
     def __init__(self, args: ConsoleArgs) -> None:
-        yield_to_models()
+        yield_to_models(PAGES_YIELDING)
         amend_http_server()
         keys = secret_files.load_secrets(args.state_dir())
         shards = [_handle(shard_name("Accounting", index)) for index in range(args.accounting_shards)]

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 YIELDING = 5  # niceness; the process still gets a quarter of a core that a model uses fully
+PAGES_YIELDING = 15  # of the console: 3% of such a core; chat waits less for pages, and pages take no longer
 
 
-def yield_to_models() -> None:
+def yield_to_models(niceness: int = YIELDING) -> None:
     """Lowers the priority of this process, so that models on this machine run first. It runs only in short bursts.
 
     Otherwise each chunk that this process sends interrupts the thread that computes the next one, even if another core
@@ -21,5 +22,5 @@ def yield_to_models() -> None:
     # On Linux each thread has a separate niceness; elsewhere the process has one.
     for thread in [int(task.name) for task in tasks.iterdir()] if tasks.is_dir() else [0]:
         with contextlib.suppress(OSError):  # the thread has ended, or may not be changed
-            if os.getpriority(os.PRIO_PROCESS, thread) < YIELDING:
-                os.setpriority(os.PRIO_PROCESS, thread, YIELDING)
+            if os.getpriority(os.PRIO_PROCESS, thread) < niceness:
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
