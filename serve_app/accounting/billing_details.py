@@ -80,6 +80,7 @@ def _payments(account_id: str) -> Select[tuple[int, float, str, int]]:
         .where(
             entry.account_id == account_id,
             entry.kind == EntryKind.TOP_UP.value,
+            entry.kind != EntryKind.CHARGE.value,  # chooses the index without charges
             posting.ledger_account == topped_up(account_id),
         )
         .group_by(entry.id, entry.created_at, entry.memo)

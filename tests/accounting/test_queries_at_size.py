@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from serve_app.accounting import billing_details, statements
 from serve_app.accounting.database import Database
 from serve_app.accounting.registry import READS, WRITES
 from serve_app.contracts.commands import (
@@ -87,3 +88,16 @@ def test_it_reads_through_an_index(explained: Explained, command: Command[Any], 
     steps = [plan for plan in explained.plans if f" {table}" in plan]
     assert steps
     assert all("SEARCH" in step and "INDEX" in step for step in steps), explained.plans
+
+
+def test_an_accounts_payments_and_movements_are_found_without_reading_its_charges(explained: Explained) -> None:
+    with explained.database.transaction() as transaction:
+        for read in (
+            lambda connection: connection.execute(billing_details._payments("acct_a")),
+            lambda connection: statements._movements_since(connection, "acct_a", 1.0),
+        ):
+            explained.plans.clear()
+            read(transaction.connection)
+            steps = [plan for plan in explained.plans if " journal_entries" in plan]
+            assert steps
+            assert all("ix_journal_entries_movements" in step for step in steps), steps
