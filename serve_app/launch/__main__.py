@@ -242,10 +242,12 @@ class Launch:
         print_progress("starting Ray and the service")
         environment = driver_environment(self.home, temporary, self.haproxy_port, self.tls.served if self.tls else None)
         driver = Driver(self._driver_command(run_config, temporary), environment, log)
+        (self.logs / "ray").unlink(missing_ok=True)
+        (self.logs / "ray").symlink_to(temporary / RAY / "session_latest" / "logs")
         try:
             self._wait_until_ready(driver)
             first = first_call(self.home, self.base_url, operator_key, self.verify, console_path(config))
-            self._announce(first, temporary)
+            self._announce(first)
             while driver.exit_code() is None:
                 time.sleep(0.5)
             raise LaunchError(f"the service has died; the end of {log}:\n{driver.last_lines()}")
@@ -270,6 +272,7 @@ class Launch:
 
     def _wait_until_ready(self, driver: Driver) -> None:
         began = reported = time.monotonic()
+        told = ""
         with httpx.Client(timeout=5, trust_env=False, verify=self.verify) as client:
             while (now := time.monotonic()) < began + self.ready_s:
                 if now >= reported + PROGRESS_S:
@@ -284,14 +287,19 @@ class Launch:
                         return
                 except httpx.HTTPError:
                     pass
-                self._check_deployed(client)
+                if (failure := self._failed_start(client)) not in ("", told):
+                    print_progress(failure)
+                    told = failure
                 time.sleep(0.3)
         raise LaunchError(f"the service was not ready within {self.ready_s:.0f} s; see {self.logs}")
 
-    def _check_deployed(self, client: httpx.Client) -> None:
-        """Raises LaunchError with Serve's reason as soon as Serve gives up on an application."""
+    def _failed_start(self, client: httpx.Client) -> str:
+        """Returns which replica could not start and why, while Serve starts it again; empty if none failed.
+
+        Raises LaunchError as soon as Serve gives up on an application.
+        """
         if self.dashboard_port is None:
-            return
+            return ""
         try:
             response = client.get(
                 f"http://127.0.0.1:{self.dashboard_port}/api/serve/applications/",
@@ -299,16 +307,17 @@ class Launch:
             )
             applications = response.json().get("applications", {}) if response.status_code == 200 else {}
         except (httpx.HTTPError, ValueError):
-            return
+            return ""
+        failed = ""
         for name, application in applications.items():
             if application.get("status") == "DEPLOY_FAILED":
-                lines = [line.strip() for line in application.get("message", "").splitlines() if line.strip()]
-                raise LaunchError(f"the application {name} can't start: {lines[-1] if lines else 'no reason given'}")
+                raise LaunchError(f"the application {name} can't start: {_last_line(application)}")
+            for deployment in application.get("deployments", {}).values():
+                if "failed to start" in deployment.get("message", ""):
+                    failed = f"a replica of {name} could not start, and is started again: {_last_line(deployment)}"
+        return failed
 
-    def _announce(self, first: FirstCall, temporary: Path) -> None:
-        link = self.logs / "ray"
-        link.unlink(missing_ok=True)
-        link.symlink_to(temporary / RAY / "session_latest" / "logs")
+    def _announce(self, first: FirstCall) -> None:
         facts = {
             "base_url": self.base_url,
             "api_key": first.api_key,
@@ -331,6 +340,12 @@ class Launch:
             shutil.move(str(logs), self.logs / time.strftime("ray-%Y%m%d-%H%M%S"))
         for old in sorted(self.logs.glob("ray-*"))[:-KEPT_LOGS]:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _last_line(described: dict[str, Any]) -> str:
+    """Returns the last line of Serve's message about an application or a deployment: the error of a traceback."""
+    lines = [line.strip() for line in described.get("message", "").splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"
 
 
 if __name__ == "__main__":

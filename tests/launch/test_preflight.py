@@ -23,6 +23,7 @@ from serve_app import secret_files
 from serve_app.launch import __main__ as launcher
 from serve_app.launch import preflight
 from serve_app.launch.preflight import GIB, LaunchError
+from tests.cli.local_http import Answer, LocalServer, Request
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +117,34 @@ def test_what_the_driver_says_of_a_wrong_config_is_passed_on(tmp_path: Path) -> 
     driver = SimpleNamespace(exit_code=lambda: 2, last_lines=lambda count: "applications.0.argz: unknown key")
     with pytest.raises(LaunchError, match=r"the configuration is wrong:\napplications\.0\.argz: unknown key"):
         launcher.Launch(options)._wait_until_ready(driver)  # type: ignore[arg-type]
+
+
+class Starting(LocalServer):
+    """A gateway that is not ready, and Serve's dashboard while a replica fails; Serve gives up at the fourth look."""
+
+    def handle(self, request: Request) -> Answer:
+        if request.path == "/ready":
+            return Answer(503, {})
+        looks = sum(one.path == request.path for one in self.requests)
+        error = "Traceback (most recent call last):\n  ...\nRuntimeError: shape mismatch\n"
+        replica = {"message": f"A replica failed to start with exception. Retrying {4 - looks} more time(s).\n{error}"}
+        status = "DEPLOYING" if looks < 4 else "DEPLOY_FAILED"
+        application = {"status": status, "message": error, "deployments": {"Model": replica if looks > 1 else {}}}
+        return Answer(200, {"applications": {"smollm2": application}})
+
+
+def test_why_a_replica_can_not_start_is_told_once_while_serve_tries_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Starting() as server:
+        port = server.url.rpartition(":")[2]
+        options = Namespace(home=tmp_path, port=port, config=tmp_path, ready_timeout=None, tls=False)
+        launch = launcher.Launch(options)
+        launch.dashboard_port, launch.ray_token = int(port), "token"
+        with pytest.raises(LaunchError, match="the application smollm2 can't start: RuntimeError: shape mismatch"):
+            launch._wait_until_ready(SimpleNamespace(exit_code=lambda: None))  # type: ignore[arg-type]
+    told = "serve-app: a replica of smollm2 could not start, and is started again: RuntimeError: shape mismatch\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.slow
