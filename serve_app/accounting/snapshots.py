@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, func, or_, select, tuple_
 
 from serve_app.accounting import budgets, grants
 from serve_app.accounting.registry import LONG_S, reads
@@ -55,13 +55,22 @@ def list_accounts(connection: Connection, wanted: ListAccounts, _now: float) -> 
 
 
 @reads(SearchAccounts, timeout_s=LONG_S)
-def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float) -> AccountsPage:
+def search_accounts(connection: Connection, wanted: SearchAccounts, now: float) -> AccountsPage:
     if wanted.order not in ORDERS:
         raise InvalidValue(f"the order of accounts must be one of: {', '.join(ORDERS)}")
     text, balance = wanted.text.strip().lower(), accounts.c.granted + accounts.c.topped_up
+    daily = usage_daily.c
+    today = select(daily.account_id, func.sum(daily.charged).label("charged")).group_by(daily.account_id)
+    spent = today.where(daily.day == period_at("day", now).name).subquery()
+    is_by_spend = wanted.order == "highest spend today"
     by = {"newest": accounts.c.created_at, "name": func.lower(accounts.c.name)}.get(wanted.order, balance)
-    is_falling = wanted.order in ("newest", "highest balance")
-    query = select(accounts).order_by(by.desc() if is_falling else by, accounts.c.id)
+    query = select(accounts)
+    if is_by_spend:
+        by = func.coalesce(spent.c.charged, 0)
+        query = query.outerjoin(spent, spent.c.account_id == accounts.c.id)
+    is_falling = is_by_spend or wanted.order in ("newest", "highest balance")
+    then = [accounts.c.created_at.desc()] if is_by_spend else []
+    query = query.order_by(by.desc() if is_falling else by, *then, accounts.c.id)
     query = query.limit(check_page(wanted.limit) + 1)
     if text:
         check_name(text, "a search")
@@ -71,15 +80,19 @@ def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float)
         query = query.where(accounts.c.active == wanted.active)
     if wanted.below is not None:
         query = query.where(balance < wanted.below)
-    daily = usage_daily.c
     since = daily.day >= check_day(wanted.day_from or "1970-01-01")
     if wanted.spending is not None:
         charged = exists().where(daily.account_id == accounts.c.id, since, daily.charged > 0)
         query = query.where(charged if wanted.spending else ~charged)
     if wanted.after is not None:
-        last_id = read_account(connection, wanted.after).account_id
-        last = select(by).where(accounts.c.id == last_id).scalar_subquery()
-        query = query.where(or_(by < last if is_falling else by > last, and_(by == last, accounts.c.id > last_id)))
+        last = read_account(connection, wanted.after)
+        is_next: ColumnElement[bool] = accounts.c.id > last.account_id
+        bound: Any = select(by).where(accounts.c.id == last.account_id).scalar_subquery()
+        if is_by_spend:
+            of_last = select(func.coalesce(func.sum(spent.c.charged), 0)).where(spent.c.account_id == last.account_id)
+            bound, created = connection.execute(of_last).scalar_one(), accounts.c.created_at
+            is_next = or_(created < last.created_at, and_(created == last.created_at, is_next))
+        query = query.where(or_(by < bound if is_falling else by > bound, and_(by == bound, is_next)))
     found = _accounts(connection, query)
     page = found[: wanted.limit]
     ids = [one.account_id for one in page]

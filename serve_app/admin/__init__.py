@@ -1,1 +1,1 @@
-"""The operator's API and the account holder's API."""
+"""The HTTP endpoints for operators and account holders, and the OpenAPI document of the whole service."""

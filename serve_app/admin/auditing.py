@@ -1,4 +1,4 @@
-"""Writes audit records that belong to no change of the ledger: failed log-ins and new prices."""
+"""Writes the audit records that do not result from a change of the ledger: failed log-ins and new prices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serve_app.contracts.ports import BooksPort
 logger = logging.getLogger("ray.serve")
 
 WINDOW_S: Final = 60.0
-MAX_ADDRESSES: Final = 100  # counted separately in a window; further addresses share one record
+MAX_ADDRESSES: Final = 100  # addresses counted separately in one window; all other addresses share one record
 OTHERS: Final = "other addresses"
 RETRY_S: Final = 5.0
 TRIES: Final = 120
@@ -53,7 +53,7 @@ class FailedLogins:
 
 
 def record_prices(books: BooksPort, prices: Mapping[str, Price]) -> None:
-    """Records in the background which of these prices, by model, are new. Never waits."""
+    """Records new prices in the background. `prices` has the current price of each model. Never waits."""
     audit = Audit("deployment")
     detached(run_at_last(books, RecordPrices({model: prices[model] for model in sorted(prices)}, audit)), endless=True)
 

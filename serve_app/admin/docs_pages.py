@@ -1,18 +1,16 @@
-"""The frame of `/docs`: the product's header, the guides' navigation and the files of the look.
+"""Builds the pages below `/docs`: header, navigation and content. Also serves their style sheets, scripts and font.
 
-The design system, the icons and the scripts are the console's, which a gateway reads as files.
+The style sheets, the icons and the scripts are files of the console, which a gateway reads from its own installation.
 """
 
 from __future__ import annotations
 
 import gzip
 import html
-import importlib.util
 import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Final
 
 from serve_app.admin.document import CUSTOMER_TAGS
@@ -21,7 +19,7 @@ from serve_app.settings import BrandSettings
 
 REFERENCE: Final = "API reference"
 MIN_COMPRESSED: Final = 8192
-#: Files of the console below `/docs`: by their name there, the path among the console's files.
+#: Console files that the pages use: their names below `/docs`, and their paths in the console's static folder.
 LOOK: Final = {
     "inter.woff2": "vendor/inter.woff2",
     "tabler.min.css": "vendor/tabler.min.css",
@@ -29,9 +27,15 @@ LOOK: Final = {
     "page.css": "docs.css",
     "theme.js": "theme.js",
     "start.js": "reference.js",
+    "code.js": "code.js",
+    **{
+        f"highlight{one}.min.js": f"vendor/highlight{one}.min.js"
+        for one in ("", "-bash", "-javascript", "-json", "-python")
+    },
+    "redoc.js": "vendor/redoc.standalone.js",
 }
-#: Files of Swagger UI.
-VIEWER: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
+#: The viewer of OpenAPI documents, the largest file by far.
+VIEWER: Final = "redoc.js"
 
 _PAGE: Final = """\
 <!doctype html>
@@ -45,9 +49,10 @@ _PAGE: Final = """\
 <link rel="preload" href="{docs}/{font}" as="font" type="font/woff2" crossorigin>
 <link rel="stylesheet" href="{docs}/tabler.min.css">
 <link rel="stylesheet" href="{docs}/console.css">
-{styles}<link rel="stylesheet" href="{docs}/page.css">
+<link rel="stylesheet" href="{docs}/page.css">
 <link rel="stylesheet" href="{docs}/brand.css">
 <script src="{docs}/start.js" defer></script>
+<script src="{docs}/code.js" type="module"></script>
 </head>
 <body>
 <a class="skip btn btn-primary" href="#main">Skip to the content</a>
@@ -58,7 +63,7 @@ _PAGE: Final = """\
 {sun}{moon}</button>
 {console}</nav>
 </div></header>
-<div class="container-fluid page-width docs">
+<div class="{width} docs">
 {side}<main id="main" class="{kind}" tabindex="-1">
 {content}</main>
 {contents}</div>
@@ -66,19 +71,18 @@ _PAGE: Final = """\
 </html>
 """
 _VIEWER: Final = f"""\
-<h1>{REFERENCE}</h1>
+<div class="reference-head"><h1>{REFERENCE}</h1>
 <dl class="facts"><dt>Base URL</dt><dd><code>{EXAMPLE}/v1</code></dd>
-<dt>OpenAPI document</dt><dd><a href="openapi.json">openapi.json</a></dd></dl>
-<div id="docs" data-document="openapi.json" data-viewer="docs/swagger-ui-bundle.js" \
-data-open="Chat/createChatCompletion"><noscript>This page needs JavaScript. Read openapi.json instead.</noscript></div>
+<dt>OpenAPI document</dt><dd><a href="openapi.json">openapi.json</a></dd></dl></div>
+<div id="docs" data-document="openapi.json" data-viewer="docs/{VIEWER}">\
+<noscript>This page needs JavaScript. Read openapi.json instead.</noscript></div>
 """
 
 
 def reference_page(brand: BrandSettings, console: str | None, address: str = EXAMPLE) -> str:
     """Returns the customers' API reference for the service at `address`. It is the same below `/` and `/v1`."""
-    styles = '<link rel="stylesheet" href="docs/swagger-ui.css">\n'
     content = _VIEWER.replace(EXAMPLE, html.escape(address))
-    return _framed(REFERENCE, content, brand, console, "docs", "", styles=styles, kind="reference")
+    return _framed(REFERENCE, content, brand, console, "docs", "", kind="reference")
 
 
 def guide_page(
@@ -97,10 +101,9 @@ def _framed(
     top: str,
     *,
     kind: str,
-    styles: str = "",
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Returns a page. `docs` leads to the files below `/docs`, `top` to the folder of `/docs`."""
+    """Returns a page. `docs` is the relative path to the files below `/docs`, `top` that to the parent of `/docs`."""
     guides = [(f"{top}docs/guides/{name}", one) for name, (_, one) in GUIDES.items()] if FOLDER.is_dir() else []
     links = [(f"{top}docs/guides/quick-start", "Guides", title != REFERENCE)] if guides else []
     links += [(f"{top}docs", REFERENCE, title == REFERENCE)]
@@ -114,15 +117,15 @@ def _framed(
         title=title,
         brand=html.escape(brand.name),
         docs=docs,
-        styles=styles,
         font=_font(),
         logo=mark if brand.logo is None else picture,
         links="".join(_link(*link) + "\n" for link in links),
         sun=_icon("sun", "hide-theme-dark"),
         moon=_icon("moon", "hide-theme-light"),
         console="" if console is None else f'<a class="btn ms-2" href="{html.escape(console)}/">Console</a>\n',
-        side=_side(guides, title, f"{top}docs"),
+        side="" if kind == "reference" else _side(guides, title, f"{top}docs"),
         kind=kind,
+        width="reference-width" if kind == "reference" else "container-fluid page-width",
         content=content,
         contents=f'<nav class="contents" aria-label="On this page"><h2>On this page</h2><ul>{inside}</ul></nav>\n'
         if len(sections) > 1
@@ -137,7 +140,7 @@ def _link(href: str, text: str, is_here: bool) -> str:
 
 def _side(guides: Sequence[tuple[str, str]], title: str, reference: str) -> str:
     """Returns the navigation: the guides, and the groups of operations."""
-    groups = [(f"{reference}#operations-tag-{name.replace(' ', '_')}", name) for name in CUSTOMER_TAGS]
+    groups = [(f"{reference}#tag/{name.replace(' ', '-')}", name) for name in CUSTOMER_TAGS]
     parts = [("Guides", guides, title != REFERENCE), (REFERENCE, groups, title == REFERENCE)]
     side = ""
     for name, pages, is_here in parts:
@@ -149,7 +152,7 @@ def _side(guides: Sequence[tuple[str, str]], title: str, reference: str) -> str:
 
 @cache
 def _icon(name: str, kind: str = "") -> str:
-    """Returns an icon as part of the page, which needs only a few."""
+    """Returns an icon as inline SVG, because the pages need only a few of the console's icons."""
     sprite = (files("serve_app.console") / "static" / "vendor" / "icons.svg").read_text()
     found = re.search(rf'<symbol id="{name}"(.*?)</symbol>', sprite)
     assert found is not None
@@ -158,7 +161,7 @@ def _icon(name: str, kind: str = "") -> str:
 
 @cache
 def _font() -> str:
-    """Returns the address of the typeface below `/docs`, as the console's style sheet has it."""
+    """Returns the font's address below `/docs`, including the version that the console's style sheet names."""
     style = (files("serve_app.console") / "static" / "console.css").read_text()
     found = re.search(r'url\("(inter\.woff2\?v=\w+)"\)', style)
     assert found is not None
@@ -167,16 +170,7 @@ def _font() -> str:
 
 @cache
 def look_file(name: str) -> tuple[bytes, bytes | None]:
-    """Returns a file of LOOK or VIEWER, as it is and compressed; small ones are not compressed."""
-    folder = files("serve_app.console") / "static" if name in LOOK else _viewer_folder()
-    content = (folder / LOOK.get(name, name)).read_bytes()
+    """Returns a file of LOOK, and the compressed file; None instead if it is small or compressed already."""
+    content = (files("serve_app.console") / "static" / LOOK[name]).read_bytes()
     is_compressed = len(content) >= MIN_COMPRESSED and not name.endswith(".woff2")
     return content, gzip.compress(content, 9, mtime=0) if is_compressed else None
-
-
-def _viewer_folder() -> Path:
-    """Returns the folder of Swagger UI in the package `fastapi-offline`. Only its files are used, not its code."""
-    package = importlib.util.find_spec("fastapi_offline")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent / "static"

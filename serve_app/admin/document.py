@@ -34,6 +34,7 @@ from serve_app.admin import (
     traffic,
     usage,
 )
+from serve_app.admin.code_samples import add_code_samples
 from serve_app.admin.completions_operation import completions_operation
 from serve_app.admin.endpoint import Endpoint
 from serve_app.admin.values import Reply, Schema
@@ -189,7 +190,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
 def customer_document(document: Schema) -> Schema:
     """Returns the part of a document that is for customers."""
     part = _part(document, lambda path: not path.startswith(OPERATORS_PATH))
-    return {**part, "info": document["info"] | {"title": "API reference"}}
+    return add_code_samples({**part, "info": document["info"] | {"title": "API reference"}})
 
 
 def operator_document(document: Schema) -> Schema:
@@ -201,7 +202,7 @@ def operator_document(document: Schema) -> Schema:
         path: {method: one | {"tags": [_short(tag) for tag in one["tags"]]} for method, one in item.items()}
         for path, item in part["paths"].items()
     }
-    return {**part, "info": document["info"] | about, "tags": tags, "paths": paths}
+    return add_code_samples({**part, "info": document["info"] | about, "tags": tags, "paths": paths})
 
 
 def _short(tag: str) -> str:
@@ -288,7 +289,7 @@ def _generated(models: Iterable[type[BaseModel]], mode: Literal["serialization",
 
 
 def _without_noise(schema: Any, mode: str) -> Any:
-    """Returns the schema without titles that repeat names, null defaults, and any defaults of a reply."""
+    """Returns the schema without titles, which repeat names, and without null defaults. A reply loses all defaults."""
     if isinstance(schema, list):
         return [_without_noise(one, mode) for one in schema]
     if not isinstance(schema, dict):

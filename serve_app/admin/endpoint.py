@@ -1,14 +1,14 @@
 """Declares each endpoint once: its route and its operation in the OpenAPI document follow from the declaration.
 
 A handler is an async function of AdminServices that returns a Reply. Its name is the operation's id. It receives the
-path parameters that it names, and these arguments if it names them:
+path parameters, and those of these arguments that its signature has:
 
 - `body`: a model that the request's body is parsed into
 - `query`: a model of the declared query parameters
 - `identity`: the account and the API or management key
 - `audit`: the actor who makes the change
-- `idempotency_key`: the key under which the change happens once
-- `once`: generates keys and other values, the same ones if the change is repeated
+- `idempotency_key`: a key under which the change is made only once, even if the client repeats the request
+- `once`: generates keys and other values; a repeated request gets the same values
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AdminServices:
     queries: QueryRates = field(default_factory=QueryRates)
     find_lines: Callable[[str], Found] = lambda _: Found([])  # searches this gateway's log; blocks
     recent_lines: Callable[..., Found] = lambda *_, **__: Found([])  # the same log by time: `request_log.recent_lines`
-    patience_s: float = 10.0  # maximum wait for an unavailable ledger
+    patience_s: float = 10.0  # maximum time to wait for an unavailable ledger
     now: Callable[[], float] = time.time  # Unix seconds
     alert_mail: bool = False  # whether alerts can be sent by e-mail
     private_webhooks: bool = False  # whether alerts can be sent to non-public addresses
@@ -125,7 +125,7 @@ class AdminServices:
 class Endpoint:
     handler: Callable[..., Awaitable[Reply | Response]]
     tag: str
-    key: KeyKind | None  # that the endpoint requires
+    key: KeyKind | None  # kind of key that the endpoint requires
     method: str
     path: str
     summary: str
@@ -133,7 +133,7 @@ class Endpoint:
     success: str | Schema = "Done."  # description of a success, or the whole response if the handler returns no Reply
     more_errors: tuple[int, ...] = ()  # in addition to those derived from the other fields
     operation_id: str = ""  # replaces the handler's name
-    recorded: str = ""  # action of the audit record of a success, for endpoints that change nothing
+    recorded: str = ""  # action in the audit record of a successful read; empty: not recorded
 
     @cached_property
     def types(self) -> Mapping[str, Any]:
@@ -192,7 +192,7 @@ class Endpoint:
 
 
 class Endpoints(list[Endpoint]):
-    """The endpoints of one tag, in the order of the document. An instance decorates handlers."""
+    """The endpoints of one tag, in the order of the document. An instance is a decorator for handlers."""
 
     def __init__(self, tag: str, key: KeyKind | None) -> None:
         super().__init__()
@@ -221,17 +221,17 @@ def _counted(admin: AdminServices, request: Request) -> Iterator[None]:
 
 
 def _record(action: str, audit: Audit, given: Mapping[str, Any]) -> RecordAudit:
-    """Returns the audit record of a read: its account and its filters."""
+    """Returns the audit record of a read, with the account and the filters of the request."""
     query = given.get("query")
     asked = {} if query is None else query.model_dump(mode="json", exclude_none=True)
     account = given.get("account_id") or asked.get("account") or ""
     if len(account) > MAX_KEY or not account.isprintable():
-        account = ""  # no account has this id; the detail shows it
+        account = ""  # not a valid account id; the record still has it among the filters
     return RecordAudit(audit, action, account or "service", account, asked)
 
 
 def _audit(admin: AdminServices, request: Request, identity: Identity | None) -> Audit:
-    """Returns the actor: a management key, or the operator's name and a fingerprint of the operator key."""
+    """Returns who makes the request: a management key, or the operator's name and the operator key's fingerprint."""
     request_id = getattr(request.state, "request_id", None)
     address = admin.authenticator.address_of(request)
     if identity is not None:

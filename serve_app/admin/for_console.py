@@ -1,4 +1,4 @@
-"""Operations of the console's operator pages. A gateway runs them with the functions behind `/admin`."""
+"""Operations that the console's operator pages call. A gateway runs them with the handlers of `/admin`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from statistics import quantiles
 from typing import Any, Final
 
@@ -17,10 +18,16 @@ from serve_app.admin.values import Body, Reply
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts.books import Audit
+from serve_app.contracts.units import HOUR_S
 from serve_app.storage.request_log import RECENT_LINES, Line
 
 MAX_REFUSALS: Final = 200
 COMPARED_S: Final = 900.0
+LATEST_S: Final = 300.0
+MINUTE_S: Final = 60.0
+CLIENT_LEFT: Final = 499
+MAX_COUNTED: Final = 10_000  # requests in one search
+KINDS: Final = ("completed", "rejected", "failed", "cancelled")  # of ended requests
 _SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recent")
 
 Run = Callable[[AdminServices, Mapping[str, Any], Audit | None], Awaitable[dict[str, Any]]]
@@ -60,6 +67,20 @@ async def _comparison(admin: AdminServices, given: Mapping[str, Any], _: Audit |
     now, wanted = admin.now(), (f'"model":"{given["id"]}"'.encode(),)
     found = await _recent(admin, wanted, now - COMPARED_S, now, None)
     return {"backends": compare(found["lines"]), "seconds": COMPARED_S, "is_complete": found["is_complete"]}
+
+
+async def _minutes(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
+    """Counts the requests of each whole minute from `since` on, and those of the last LATEST_S seconds.
+
+    A search reads at most one hour and MAX_COUNTED requests. If there are more, the reply covers a shorter time.
+    """
+    now = admin.now()
+    begins = max(now - HOUR_S, min(given["since"], now - LATEST_S))
+    found = await _recent(admin, (b'"event":"request"',), begins, now, MAX_COUNTED)
+    is_complete = found["is_complete"] and len(found["lines"]) < MAX_COUNTED
+    return await asyncio.get_running_loop().run_in_executor(
+        _SEARCHING, count, found["lines"], begins if is_complete else None, now
+    )
 
 
 async def _recent(
@@ -103,6 +124,48 @@ def _summary(lines: list[Line]) -> dict[str, Any]:
     }
 
 
+def count(lines: list[Line], begins: float | None, ends: float) -> dict[str, Any]:
+    """Counts requests, given oldest first, that arrived between two times. Default of `begins`: the first request."""
+    begins = _at(lines[0]) if begins is None and lines else begins or ends
+    since = max(begins, ends - LATEST_S)
+    latest = summarize(line for line in lines if _at(line) >= since)
+    return {"minutes": by_minute(lines, begins, ends), "latest": latest | {"seconds": ends - since}}
+
+
+def by_minute(lines: Iterable[Line], begins: float, ends: float) -> list[dict[str, Any]]:
+    """Returns the requests that arrived in each whole minute of a time range, including minutes without requests."""
+    first, last = -int(-begins // MINUTE_S), int(ends // MINUTE_S)
+    minutes: dict[int, list[Line]] = {minute: [] for minute in range(first, last)}
+    for line in lines:
+        if (minute := int(_at(line) // MINUTE_S)) in minutes:
+            minutes[minute].append(line)
+    return [{"at": minute * MINUTE_S, **summarize(some)} for minute, some in minutes.items()]
+
+
+def summarize(lines: Iterable[Line]) -> dict[str, Any]:
+    """Returns the number of requests of each of KINDS, and the times to the first token in milliseconds."""
+    kinds, first = Counter[str](), list[float]()
+    for line in lines:
+        kinds[_kind(line)] += 1
+        if line.get("outcome") == "completed" and line.get("first_token_ms") is not None:
+            first.append(line["first_token_ms"])
+    return {kind: kinds[kind] for kind in KINDS} | {"first_token_ms": _percentiles(first)}
+
+
+def _kind(line: Line) -> str:
+    status = line.get("status")
+    status = status if isinstance(status, int) else 0
+    if line.get("outcome") == "failed" or line.get("code") == "server_error" or status >= 500:
+        return "failed"
+    if line.get("outcome") == "cancelled" or status == CLIENT_LEFT:
+        return "cancelled"
+    return "rejected" if status >= 400 else "completed"
+
+
+def _at(line: Line) -> float:
+    return datetime.fromisoformat(str(line["time"])).timestamp()
+
+
 def _percentiles(values: list[float]) -> dict[str, float] | None:
     """Returns the median and the 95th percentile; None without values."""
     if not values:
@@ -130,6 +193,7 @@ OPERATIONS: Final[Mapping[str, Run]] = {
     "refusals": _refusals,
     "refused": _refused,
     "comparison": _comparison,
+    "minutes": _minutes,
     "canary": _changing(traffic.set_canary, traffic.Canary),
     "promote": _changing(traffic.promote_backend, traffic.Promotion),
     "traffic": _changing(traffic.set_traffic, traffic.NewWeights),

@@ -107,12 +107,12 @@ def _group(tokens: Sequence[Token]) -> None:
 
 
 def _code(tokens: Sequence[Token], index: int, number: int) -> str:
-    """Returns an example with its language and a copy button, which is hidden unless a script shows it."""
+    """Returns an example with its language and a copy button. The button is hidden until a script shows it."""
     token = tokens[index]
     language = html.escape(LANGUAGES.get(token.info, token.info.capitalize()))
     copy = '<button type="button" class="btn btn-sm copy" hidden>Copy</button>'
-    head = f'<div class="code-head"><span>{language}</span>{copy}</div>'
-    block = f'<div class="code">{head}<pre tabindex="0"><code>{html.escape(token.content)}</code></pre></div>\n'
+    text = f'<pre tabindex="0"><code data-code="{html.escape(token.info)}">{html.escape(token.content)}</code></pre>'
+    block = f'<div class="code">{copy}{text}</div>\n'
     if not token.meta:
         return block
     group = number if token.meta["first"] else _first_of(tokens, index, number)
@@ -123,7 +123,7 @@ def _code(tokens: Sequence[Token], index: int, number: int) -> str:
 
 
 def _first_of(tokens: Sequence[Token], index: int, number: int) -> int:
-    """Returns the number of the first example of a group."""
+    """Returns the number of the first example in the same group as the example `number`."""
     while not tokens[index].meta["first"]:
         index, number = index - 1, number - 1
     return number

@@ -93,7 +93,7 @@ class LiveSpool(Reply):
 
     settlements: Count
     bytes: Count
-    age_s: Positive = Field(description="Seconds since the end of the request that has waited longest.")
+    age_s: Positive = Field(description="Seconds since the request ended whose settlement has waited longest.")
     ledger_away: bool = Field(description="The ledger is unavailable, so settlements go to the spool.")
 
 
@@ -158,7 +158,7 @@ def _limiter(shard: int, report: LiveReport | None) -> LiveLimiter:
 
 
 def _gateways(reports: Iterable[LiveReport]) -> list[LiveGateway]:
-    """Merges the gateways of all shards: a gateway that has just started may be known only to some of them."""
+    """Merges the gateways of all shards, because only some shards may know a gateway that has just started."""
     found = {one.holder: one for report in reports for one in report.gateways}
     return [
         LiveGateway.from_fields(one, spool=None if one.spool is None else LiveSpool.from_fields(one.spool))
@@ -199,7 +199,7 @@ async def _backends(admin: AdminServices, reports: Sequence[LiveReport]) -> list
 
 
 def _loads(reports: Iterable[LiveReport]) -> dict[str, LiveLoad]:
-    """Returns the load by backend. Replicas report to every shard. Uses the shard that knows the most replicas."""
+    """Returns the load by backend. Replicas report to every shard; the shard that knows the most replicas counts."""
     best: dict[str, limiting.BackendLoad] = {}
     for report in reports:
         for load in report.backends:

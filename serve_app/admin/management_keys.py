@@ -19,9 +19,9 @@ from serve_app.contracts.management import FindManagementKey, ManagementKey
 from serve_app.gateway.authentication import Authenticator, sent_key
 from serve_app.gateway.wrong_keys import Verdict
 
-REMEMBERED_S: Final = 10.0  # maximum time that a key works after it is revoked or its account suspended
+REMEMBERED_S: Final = 10.0  # how long a key may still work after it or its account was disabled
 MAX_REMEMBERED: Final = 10_000  # the key confirmed longest ago is evicted first
-MAX_WAITING: Final = 100  # look-ups for addresses that have sent too many wrong keys
+MAX_WAITING: Final = 100  # maximum waiting look-ups for addresses that have sent too many wrong keys
 
 NOT_WELL_FORMED: Final = "this needs a management key of your account: copy it completely from the console"
 NOT_KNOWN: Final = "the management key is not known here: check it or create a new one"
@@ -55,7 +55,7 @@ class ManagementKeys:
         self._waiting = 0
 
     async def identify(self, request: Request) -> Identity:
-        """Returns account and key. Raises ApiError: 401, 429 for too many wrong keys, 503 without a ledger."""
+        """Returns the ids of account and key. Raises ApiError: 401, 429 (too many wrong keys), 503 (no ledger)."""
         key = sent_key(request.headers)
         if not well_formed(key, MANAGEMENT):
             raise self._wrong(request, NOT_WELL_FORMED)
@@ -88,7 +88,7 @@ class ManagementKeys:
     async def _ask(self, request: Request, found: str) -> tuple[ManagementKey, AccountSnapshot] | None:
         """Queries the ledger. Look-ups for an address that has sent too many wrong keys run one at a time.
 
-        Guessed keys can therefore not exhaust the ledger.
+        Clients that guess keys therefore can't overload the ledger.
         """
         wrong_keys = self._authenticator.wrong_keys
         verdict = wrong_keys.verdict(self._authenticator.address_of(request), found)

@@ -187,7 +187,7 @@ async def _details(admin: AdminServices, identifier: str) -> AdminModelDetails:
 
 
 async def _created(admin: AdminServices, identifier: str) -> ServedView:
-    """Returns the view. Raises 422 for an identifier of `config.yaml`, 404 for an unknown identifier."""
+    """Returns the view if the identifier was created by command. Raises 422 if `config.yaml` has it, 404 if unknown."""
     view = await ServedView.read(admin)
     view.check_identifier(identifier)
     if view.is_configured(identifier):
@@ -196,7 +196,7 @@ async def _created(admin: AdminServices, identifier: str) -> ServedView:
 
 
 def _check_aliases(view: ServedView, identifier: str, spec: ModelSpec) -> None:
-    """Raises 422 for an invalid alias. The ledger can't check it, without the identifiers of `config.yaml`."""
+    """Raises 422 for an invalid alias. The ledger can't check it: it knows no identifiers of `config.yaml`."""
     aliases = {name: view.spec(name).aliases for name in view.identifiers} | {identifier: spec.aliases}
     try:
         check_aliases(aliases)
@@ -209,7 +209,7 @@ def _declared(identifier: str) -> errors.ApiError:
 
 
 def _changed(spec: ModelSpec, body: ModelChanges) -> ModelSpec:
-    """Returns the spec with the body's values. null removes `fallback` and `sampling`; elsewhere it means absent."""
+    """Merges the body into the spec. null removes `fallback` or `sampling`; for other fields, it means absent."""
     names = body.model_fields_set & {*ModelChanges.model_fields}
     values = {name: getattr(body, name) for name in names}
     if "sampling" in values:

@@ -1,8 +1,8 @@
 """Generates the values of a change, such as a new key. A retry with the same idempotency key gets the same values.
 
 They are derived from the server's secret, the caller's key and the idempotency key, and are not stored. Knowing only
-one of the two secrets reveals nothing. While two server secrets are valid, a retry may repeat a change that was made
-under the previous secret.
+the server's secret or only the caller's key reveals nothing. While two server secrets are valid, a retry of a
+change that was made under the previous secret still finds that change's values.
 """
 
 from __future__ import annotations

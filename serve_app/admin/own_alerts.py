@@ -31,7 +31,9 @@ class Alert(Reply):
     threshold: Money
     target: str = Field(description="E-mail address, or URL of a webhook.")
     state: str = Field(
-        description="Reason of the last report: a day, a month, or `low`; empty while a new report is possible."
+        description="Why the alert last fired: the day (`2026-09-28`) or month (`2026-09`) whose spending reached the "
+        "threshold, or `low` while the balance is below it. Empty: it has not fired, or the balance has recovered. It "
+        "does not fire again for the same value."
     )
     created_at: Time
 

@@ -85,7 +85,7 @@ async def _key_of(admin: AdminServices, once: Once, what: str) -> str:
 
 
 async def _own(admin: AdminServices, identity: Identity, key_id: str) -> tuple[KeySnapshot, list[KeySnapshot]]:
-    """Returns the key and all keys of the account. Raises 404, also for a key of a different account."""
+    """Returns the key and all keys of the account. Raises 404 for an unknown key and for a key of another account."""
     keys = await admin.run(commands.ListKeys(identity.account_id))
     for key in keys:
         if key.key_id == key_id:

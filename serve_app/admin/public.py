@@ -33,11 +33,11 @@ RECOMMENDED_TEMPERATURES: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """Recommended temperatures by use, from the published description of the models."""
 
-#: Maximum number of rows in a usage answer. Every GROUPS_OF_A_QUERY rows count as one more query, because large answers
-#: take time on the gateway.
+#: Maximum number of rows in a usage answer. Every GROUPS_OF_A_QUERY rows count as one more query against the rate limit
+#: of queries, because large answers take time on the gateway.
 MAX_GROUPS: Final = 5000
 GROUPS_OF_A_QUERY: Final = 100
-_CREATED: Final = 1735689600  # 2025-01-01; identifiers keep it when their backends change
+_CREATED: Final = 1735689600  # `created` of every identifier: 2025-01-01. It stays the same when backends change
 
 of_models = Endpoints("Models", "apiKey")
 of_account = Endpoints("Account", "apiKey")

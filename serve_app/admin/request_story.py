@@ -122,7 +122,7 @@ def tell(
 ) -> RequestSummary:
     """Summarises a request. `billed` is its ledger row as the API returns it.
 
-    The ledger or the log must know the request.
+    At least one of `billed` and the log must have the request.
     """
     lines = [line for line in _read(log) if line.request_id == request_id]
     ended = next((line for line in reversed(lines) if line.event == "request"), None)

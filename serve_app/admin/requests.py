@@ -62,7 +62,7 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
     found = await _search(admin, request_id)
     wanted, *others = request_ids(request_id, found.lines) or [await known_id(admin, request_id)]
     if wanted != request_id:
-        found = await _search(admin, wanted)  # a replica's log line has only the request's own id
+        found = await _search(admin, wanted)  # the log lines of replicas have only the request's own id
     record = await admin.run(commands.FindRequest(wanted))
     if record is None and wanted not in request_ids(wanted, found.lines):
         raise errors.not_found(
@@ -83,7 +83,7 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
 
 
 async def known_id(admin: AdminServices, asked: str) -> str:
-    """Returns the id of the request in the ledger with this id or trace id; if there is none, a possible id."""
+    """Returns the id of the ledger's request with this id or trace id. If there is none, returns a possible id."""
     ids = possible_ids(asked)
     for one in ids:
         if await admin.run(commands.FindRequest(one)) is not None:

@@ -1,8 +1,8 @@
 """All routes of this package: the declared endpoints, and the documents that describe them.
 
 `/docs` and `/openapi.json` are for customers and need no key. `/admin/openapi.json` has the operators' part as well,
-and needs the operator key. The console shows the operators' part. The pages load nothing from a different host, so
-they work offline.
+and needs the operator key. The console shows the operators' part. The pages load nothing from other hosts, so they
+work offline.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from serve_app.api import errors
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.front import address_of, brand_style, icon
 
-# Swagger UI sets styles from scripts and embeds its icons as data: URLs.
+# The viewer, Redoc, sets styles from scripts, embeds icons as data: URLs, and runs its search in a blob: URL worker.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "font-src 'self'; connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _SECURITY_HEADERS: Final = {
     "content-security-policy": _POLICY,
@@ -97,7 +97,7 @@ def admin_router(admin: AdminServices) -> APIRouter:
             raise errors.not_found("there is no logo")
         return FileResponse(admin.brand.logo, headers=_SECURITY_HEADERS | _CACHED_AN_HOUR)
 
-    for name in (*LOOK, *VIEWER):
+    for name in LOOK:
         router.add_api_route(f"/docs/{name}", _look(name), methods=["GET"], response_model=None)
     router.add_api_route("/docs/favicon.ico", icon, methods=["GET"], response_model=None)
     return router
@@ -115,7 +115,7 @@ def _look(name: str) -> Callable[[Request], Awaitable[Response]]:
 
     async def send(request: Request) -> Response:
         content, compressed = await asyncio.to_thread(look_file, name)  # compressing the viewer takes 0.1 s
-        kept = _CACHED_FOREVER if name.endswith(".woff2") else _CACHED_A_DAY if name in VIEWER else _CACHED_AN_HOUR
+        kept = _CACHED_FOREVER if name.endswith(".woff2") else _CACHED_A_DAY if name == VIEWER else _CACHED_AN_HOUR
         headers = _SECURITY_HEADERS | kept
         return _packed(request, content, compressed, media_type, headers)
 

@@ -18,7 +18,7 @@ from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.lifecycle import is_ready
 from serve_app.settings import IdentifierSettings
 
-LEDGER_S: Final = 2.0  # timeout; the gateway's own copy is at most 0.5 s old, unless the ledger is unavailable
+LEDGER_S: Final = 2.0  # then the gateway's copy is used, at most 0.5 s old unless the ledger is unavailable
 NOT_DEPLOYED: Final[Mapping[str, Any]] = {"status": "MISSING", "replicas": 0}
 
 

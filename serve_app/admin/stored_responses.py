@@ -25,7 +25,7 @@ endpoint = Endpoints("Responses", "apiKey")
 MAX_ITEMS: Final = 100
 RUNNING: Final = ("queued", "in_progress")
 POLL_S = 0.25
-CANCEL_POLLS: Final = 40  # for 10 s: longer than a gateway needs to notice the cancellation
+CANCEL_POLLS: Final = 40  # they take 10 s: longer than a gateway needs to notice the cancellation
 
 
 class DeletedResponse(Reply):
@@ -89,7 +89,7 @@ async def cancel_response(admin: AdminServices, response_id: str, identity: Iden
             param="response_id",
         )
     shown = await _find(admin, identity, response_id)
-    for _ in range(CANCEL_POLLS):  # if this is not enough, it ends a little later
+    for _ in range(CANCEL_POLLS):  # a response that is still running after these polls ends a little later
         if shown.response["status"] not in RUNNING:
             break
         await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Weights that give one backend a share of the traffic. The other backends keep their proportions of the rest."""
+"""Computes weights that give one backend a share of the traffic. The others divide the rest as before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOTAL_WEIGHT: Final = 10_000  # sum of the weights, so shares are exact to a hun
 
 
 class OnlyBackend(ValueError):
-    """No other backend would get the rest."""
+    """There is no other backend to take the rest of the traffic."""
 
 
 def with_share(weights: Mapping[str, int], backend: str, percent: float) -> dict[str, int]:

@@ -214,7 +214,7 @@ async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPa
 async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
     wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE, query.tag)
     pages = _pages(admin, wanted)
-    first = await anext(pages)  # a failure on the first page still sets the status
+    first = await anext(pages)  # read before the response begins: a failure then still sets the HTTP status
 
     async def file() -> AsyncIterator[str]:
         made = FORMATS[query.format](REQUEST_COLUMNS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,11 +17,15 @@ from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import InvalidAmount
 from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.limits import KEY_LIMITS
-from serve_app.contracts.money import parse_amount
+from serve_app.contracts.money import NANO_PER_UNIT, parse_amount
+from serve_app.contracts.people import ListPeople
+from serve_app.contracts.periods import period_at
 from serve_app.contracts.units import DAY_S
 
 #: Labels of the limits in forms.
 LIMIT_LABELS: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
+LATEST: Final = 500  # requests whose times are shown as the last use of their keys
+CHART_DAYS: Final = 30
 #: Seconds during which a replaced key keeps working, by option of the form.
 OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "0 minutes": 0.0}
 
@@ -50,9 +55,13 @@ async def docs(visit: Visit) -> Response:
 
 async def keys(visit: Visit) -> Response:
     run, account_id = visit.console.books.run, visit.request.path_params["account_id"]
+    now, month = visit.console.now(), period_at("month", visit.console.now()).name
     used: dict[str | None, str] = {}
+    spent: Counter[str | None] = Counter()
     for row in await run(commands.SumUsage(account_id, group_by=("key", "day"))):
         used[row.key_id] = max(used.get(row.key_id, ""), row.day or "")
+        spent[row.key_id] += row.charged if (row.day or "").startswith(month) else 0
+    latest = await run(commands.SearchRequests(account_id, now - DAY_S, limit=LATEST))
     found = [key for key in await run(commands.ListKeys(account_id)) if not is_playground(key)]
     revoked = [key for key in found if not key.active]
     shows_revoked = "revoked" in visit.request.query_params
@@ -62,6 +71,9 @@ async def keys(visit: Visit) -> Response:
         revoked=len(revoked),
         shows_revoked=shows_revoked,
         used=used,
+        used_at={row.key_id: row.finished_at for row in latest.rows[::-1]},
+        spent=spent,
+        makers=await _makers(visit, account_id),
         account=await run(commands.GetAccount(account_id)),
         models=await visit.console.models(),
         limits=LIMIT_LABELS,
@@ -75,8 +87,25 @@ async def show_key(visit: Visit) -> Response:
     if not key.active:
         raise Refused(404, "This key is revoked.")
     models = list(dict.fromkeys([*await visit.console.models(), *(key.models or ())]))
-    account = await visit.console.books.run(commands.GetAccount(key.account_id))
-    return visit.page("key.html", key=key, account=account, models=models, limits=LIMIT_LABELS)
+    run, now = visit.console.books.run, visit.console.now()
+    days = [period_at("day", now - back * DAY_S).name for back in range(CHART_DAYS - 1, -1, -1)]
+    rows = await run(commands.SumUsage(key.account_id, key_id=key.key_id, day_from=days[0], group_by=("day",)))
+    latest = await run(
+        commands.SearchRequests(key.account_id, now - CHART_DAYS * DAY_S, key_ids=(key.key_id,), limit=1)
+    )
+    return visit.page(
+        "key.html",
+        key=key,
+        account=await run(commands.GetAccount(key.account_id)),
+        models=models,
+        limits=LIMIT_LABELS,
+        overlaps=OVERLAPS,
+        maker=(await _makers(visit, key.account_id)).get(key.key_id),
+        used_at=latest.rows[0].finished_at if latest.rows else None,
+        days=days,
+        usage=(usage := {row.day: row for row in rows}),
+        spend_values=[usage[day].charged / NANO_PER_UNIT if day in usage else 0.0 for day in days],
+    )
 
 
 async def update_key(visit: Visit) -> Response:
@@ -107,6 +136,14 @@ async def rotate_key(visit: Visit) -> Response:
 async def revoke_key(visit: Visit) -> Response:
     await visit.console.books.run(commands.RevokeKey((await _key(visit)).key_id, visit.audit))
     return visit.go(f"/accounts/{visit.request.path_params['account_id']}/keys", done="Key revoked")
+
+
+async def _makers(visit: Visit, account_id: str) -> dict[str, str]:
+    """Returns the name of the member who created each key. Other makers are not shown to an account."""
+    makers = await visit.console.books.run(commands.KeyMakers(account_id))
+    members, _ = await visit.console.books.run(ListPeople(account_id))
+    names = {person.email: person.name or person.email for person in members}
+    return {key_id: names[maker] for key_id, maker in makers.items() if maker in names}
 
 
 async def _key(visit: Visit) -> KeySnapshot:

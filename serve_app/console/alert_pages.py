@@ -20,9 +20,9 @@ LATEST: Final = 50
 #: The conditions of an alert in its form, by kind.
 CHOICES: Final = (
     ("balance", "The balance falls below the amount"),
-    ("day", "The spending of a day reaches the amount"),
-    ("month", "The spending of a month reaches the amount"),
-    ("unusual", "The spending of a day reaches the amount and is unusual (three times the mean of 7 days)"),
+    ("day", "Daily spend reaches the amount"),
+    ("month", "Monthly spend reaches the amount"),
+    ("unusual", "Daily spend reaches the amount and three times the 7-day average"),
 )
 
 
@@ -48,7 +48,7 @@ async def create(visit: Visit) -> Response:
         except BadAddress as error:
             raise Refused(422, str(error), "target") from None
     elif not visit.console.has_mail:
-        raise Refused(422, "This service sends no e-mail: use the https address of a webhook.", "target")
+        raise Refused(422, "This service sends no email: enter the https URL of a webhook.", "target")
     secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
     threshold = parse_amount(visit.form.get("threshold", "").strip())
     kind = visit.form.get("kind", "")

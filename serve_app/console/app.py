@@ -85,6 +85,7 @@ PAGES: Final = (
     Page("POST", "/profile/passkeys/{passkey_id}/remove", SIGNED_IN, passkey_pages.remove),
     Page("POST", "/profile/openid", SIGNED_IN, openid_pages.begin_link),
     Page("POST", "/profile/openid/off", SIGNED_IN, openid_pages.unlink),
+    Page("POST", "/profile/sessions/end-others", SIGNED_IN, people_pages.end_other_sessions),
     Page("POST", "/profile/sessions/{session_id}/end", SIGNED_IN, people_pages.end_session),
     Page("GET", "/operator", OPERATORS, operator_overview_pages.overview, "Service"),
     Page("GET", "/operator/accounts", OPERATORS, operator_account_pages.accounts, "Accounts"),

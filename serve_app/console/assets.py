@@ -26,11 +26,26 @@ PACKAGES: Final = {
     "chart.js": ("4.6.1", {"chart.umd.min.js": "dist/chart.umd.min.js"}),
     "marked": ("18.2.1", {"marked.umd.js": "lib/marked.umd.js"}),
     "dompurify": ("3.4.18", {"purify.min.js": "dist/purify.min.js"}),
+    "redoc": ("2.5.4", {"redoc.standalone.js": "bundles/redoc.standalone.js"}),
+    "@highlightjs/cdn-assets": (
+        "11.12.0",
+        {
+            "highlight.min.js": "es/core.min.js",
+            **{
+                f"highlight-{one}.min.js": f"es/languages/{one}.min.js"
+                for one in ("bash", "javascript", "json", "python")
+            },
+        },
+    ),
     # The typeface, in Latin letters. Its licence must accompany it.
     "@fontsource-variable/inter": (
         "5.3.0",
         {"inter.woff2": "files/inter-latin-wght-normal.woff2", "inter.licence.txt": "LICENSE"},
     ),
+}
+#: An address on another host that a file would load, and its replacement.
+REPLACED: Final = {
+    "redoc.standalone.js": (b"https://cdn.redoc.ly/redoc/logo-mini.svg", b"data:image/gif;base64,R0lGODlhAQABAAAAACw="),
 }
 ICON_PACKAGE: Final = ("@tabler/icons", "3.52.0", "tabler-nodes-outline.json")
 ICONS: Final = (
@@ -96,6 +111,7 @@ def _package(name: str, version: str, folder: Path) -> Any:
 
 def _write(target: str, content: bytes, name: str, version: str, read: Any) -> dict[str, str]:
     """Writes the file. Returns its record."""
+    content = content.replace(*REPLACED[target]) if target in REPLACED else content
     (VENDOR / target).write_bytes(content)
     licence = json.loads(read("package.json"))["license"]
     digest = hashlib.sha256(content).hexdigest()

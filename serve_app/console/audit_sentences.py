@@ -110,7 +110,7 @@ class _Teller:
         for name in self.detail:
             was, now = (self.value(name, one) for one in self.change(name))
             told.append(f"{name.replace('_', ' ')} from {was} to {now}")
-        return f"changed the API key {self.subject} of {self.account}: {', '.join(told) or 'nothing'}"
+        return f"changed the API key “{self.subject}” of {self.account}: {', '.join(told) or 'nothing'}"
 
     def role(self, what: str) -> str:
         was, now = self.change("role")
@@ -148,7 +148,7 @@ class _Teller:
     def reset(self) -> str:
         if self.detail.get("password"):
             return f"reset the password of {self.subject} and ended all sessions"
-        return f"turned off the one-time codes of {self.subject}"
+        return f"turned off two-factor authentication for {self.subject}"
 
     def suspended(self) -> str:
         return f"{'suspended' if self.change('suspended')[1] else 'reactivated'} {self.subject}"
@@ -179,11 +179,11 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "return_unmatched": lambda one: (
         f"received a returned payment of {one.money()} of {one.account} without its payment"
     ),
-    "create_key": lambda one: f"created the API key {one.text('name')} of {one.account}",
+    "create_key": lambda one: f"created the API key “{one.text('name')}” of {one.account}",
     "update_key": _Teller.key_changes,
-    "rotate_key": lambda one: f"rotated the API key {one.subject} of {one.account}",
-    "revoke_key": lambda one: f"revoked the API key {one.subject} of {one.account}",
-    "create_management_key": lambda one: f"created the management key {one.text('name')} of {one.account}",
+    "rotate_key": lambda one: f"rotated the API key “{one.subject}” of {one.account}",
+    "revoke_key": lambda one: f"revoked the API key “{one.subject}” of {one.account}",
+    "create_management_key": lambda one: f"created the management key “{one.text('name')}” of {one.account}",
     "revoke_management_key": lambda one: f"revoked a management key of {one.account}",
     "set_billing_details": lambda one: f"changed the billing details of {one.account}",
     "create_alert": lambda one: (
@@ -208,8 +208,8 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "sign_in": lambda one: "signed in",
     "end_session": lambda one: f"ended a session of {one.subject}",
     "change_password": lambda one: f"changed the password of {one.subject}",
-    "totp_on": lambda one: f"turned on one-time codes for {one.subject}",
-    "totp_off": lambda one: f"turned off one-time codes for {one.subject}",
+    "totp_on": lambda one: f"turned on two-factor authentication for {one.subject}",
+    "totp_off": lambda one: f"turned off two-factor authentication for {one.subject}",
     "set_recovery_codes": lambda one: f"created recovery codes for {one.subject}",
     "use_recovery_code": lambda one: f"used a recovery code of {one.subject}",
     "add_passkey": lambda one: f"added the passkey {one.text('name')} for {one.subject}",
@@ -218,7 +218,7 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "use_sign_in_link": lambda one: f"signed in to {one.account} with a sign-in link",
     "sign_up": lambda one: f"signed up with the account {one.account}",
     "reset_person": _Teller.reset,
-    "allow_sign_in": lambda one: f"let {one.subject} try to sign in again at once",
+    "allow_sign_in": lambda one: f"unlocked the sign-in of {one.subject}",
     "suspend_person": _Teller.suspended,
     "link_identity": lambda one: f"linked {one.subject} to {one.text('issuer')}",
     "unlink_identities": lambda one: f"unlinked {one.subject} from {one.text('issuer')}",

@@ -61,7 +61,7 @@ async def billing(visit: Visit) -> Response:
         amounts=AMOUNTS,
         kinds=KINDS,
         now=now,
-        forecast=await _forecast(visit, account),
+        forecast=await forecast_of(visit, account),
         details=await run(ReadBillingDetails(account_id)),
         payments=await run(ListPayments(account_id)),
         provider=provider,
@@ -154,7 +154,7 @@ async def _customer(visit: Visit) -> Customer:
     return Customer(account_id, account.name, account.currency, await run(ReadBillingDetails(account_id)))
 
 
-async def _forecast(visit: Visit, account: AccountSnapshot) -> Forecast | None:
+async def forecast_of(visit: Visit, account: AccountSnapshot) -> Forecast | None:
     """Returns the month's forecast; None before the account's first full day."""
     run, now = visit.console.books.run, visit.console.now()
     month, today = period_at("month", now), period_at("day", now)

@@ -16,6 +16,7 @@ from serve_app.contracts.money import MINUS, NANO_PER_UNIT, fixed_amount
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 COST_DIGITS: Final = 6
+SIGNS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
 MINUTE_S: Final = 60.0
 _UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
@@ -44,6 +45,16 @@ def cost(nano: int) -> str:
     return f"{whole.replace('-', MINUS)}.{fraction.rstrip('0').ljust(2, '0')}"
 
 
+def in_currency(amount: str, currency: str | None) -> str:
+    """Returns a formatted amount with its currency, e.g. "−$12.50" or "12.50 CHF"; without one, the amount alone."""
+    if not currency:
+        return amount
+    if currency not in SIGNS:
+        return f"{amount} {currency}"
+    number = amount.lstrip(MINUS)
+    return f"{MINUS if number != amount else ''}{SIGNS[currency]}{number}"
+
+
 def signed(amount: str) -> str:
     """Returns an exact amount with a minus sign instead of a hyphen."""
     return amount.replace("-", MINUS)
@@ -61,6 +72,18 @@ def exact_time(unix: float) -> str:
 def minute(unix: float) -> str:
     """Returns a time without seconds: "22 Jan 2027, 21:09 UTC"."""
     return f"{short_day(unix)}, {time.strftime('%H:%M UTC', time.gmtime(unix))}"
+
+
+def log_time(unix: float) -> str:
+    """Returns a time in a list: "22 Jan 21:09:05", in UTC."""
+    moment = time.gmtime(unix)
+    return f"{moment.tm_mday} {time.strftime('%b %H:%M:%S', moment)}"
+
+
+def short_id(request_id: str) -> str:
+    """Returns a request's id with its prefix, and its start and end: "chatcmpl-01a2…c9e0"."""
+    prefix, dash, rest = request_id.rpartition("-")
+    return request_id if len(rest) <= 12 else f"{prefix}{dash}{rest[:4]}…{rest[-4:]}"
 
 
 def short_day(unix: float) -> str:
@@ -128,7 +151,8 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
             return found[0]
         span = _SPAN.search(found[0])
         name = names[place] if span is None and 0 < place < len(names) else ""  # the first cell is the row's title
-        more = " data-lead" if name and place == lead else ""
+        unit = _AMOUNT.search(name)
+        more = (f' data-lead="{unit[0][1:-1]}"' if unit else " data-lead") if name and place == lead else ""
         place += 1 if span is None else int(span[1])
         return f'<{found[1]} data-label="{escape(name)}"{more}{found[2]}>' if name else found[0]
 
@@ -150,11 +174,14 @@ FILTERS: Final = {
     "balance": balance,
     "fixed": fixed_amount,
     "signed": signed,
+    "in_currency": in_currency,
     "places": places,
     "cost": cost,
     "count": count,
     "exact_time": exact_time,
     "time": minute,
+    "log_time": log_time,
+    "short_id": short_id,
     "short_day": short_day,
     "named_day": named_day,
     "month": month,

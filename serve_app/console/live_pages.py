@@ -18,6 +18,8 @@ DRAWN: Final = 6  # maximum lines of a chart, which more would make unreadable
 
 async def show(visit: Visit) -> Response:
     pressure = visit.console.pressure
+    recent, history = await pressure.recent(), pressure.history
+    rates = [(clock(at), {"All requests": rate}) for at, rate in pressure.rates()]
     try:
         live = await visit.console.live()
     except Unavailable:
@@ -28,11 +30,12 @@ async def show(visit: Visit) -> Response:
         serving=serving(live),
         pressure_chart=_chart(pressure.series("pressure")),
         speed_chart=_chart(pressure.series("tokens_per_s")),
-        enough=ENOUGH,
         first_seen=pressure.seen[0][0] if pressure.seen else None,
         hidden=max(0, len({name for _, loads in pressure.seen for name in loads}) - DRAWN),
-        rate_chart=_chart([(clock(at), {"All models": rate}) for at, rate in pressure.rates()]),
-        recent=await pressure.recent(),
+        requests_chart=history.requests_chart(clock) or _chart(rates),
+        first_token_chart=history.first_token_chart(clock),
+        is_logged=bool(history.minutes()),
+        recent=recent,
         speed=sum(one["load"]["tokens_per_s"] for one in (live or {}).get("backends", ()) if one["load"]),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 SIGN_UP: Final = """\
-Confirm your e-mail address to create your {product} account:
+Confirm your email address to create your {product} account:
 
 {link}
 

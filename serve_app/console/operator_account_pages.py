@@ -7,6 +7,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Final
@@ -15,13 +16,15 @@ from urllib.parse import urlencode
 from fastapi.responses import Response
 
 from serve_app.console.audit_sentences import ids_in, sentence
+from serve_app.console.key_names import is_playground, playground_name
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
+from serve_app.contracts.books import KeySnapshot, UsageRow
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import AccountNotFound, InvalidAmount, LedgerError
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import parse_amount
-from serve_app.contracts.people import ListPeople
+from serve_app.contracts.people import ListPeople, Person
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ORDER_S, EndAttempt, ShowRecharge
 from serve_app.contracts.units import DAY_S, HOUR_S
@@ -29,7 +32,7 @@ from serve_app.contracts.units import DAY_S, HOUR_S
 PAGE: Final = 50
 SPENDING_DAYS: Final = 30
 STATES: Final = {"": "Any status", "active": "Active", "suspended": "Suspended"}
-SPENDING: Final = {"": "Any", "yes": "Some in 30 days", "no": "None in 30 days"}
+SPENDING: Final = {"": "Any", "yes": "Some", "no": "None"}
 CREDITS: Final = {"top_up": "Payment", "grant": "Credit"}
 ENTRIES: Final = {"top_up": "Payment", "grant": "Credit", "correction": "Correction", "expiry": "Expired credit"}
 LABELS: Final = {
@@ -117,7 +120,7 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         raise Refused(404, f"There is no account {wanted!r}: search by name or id.") from None
     today = period_at("day", now).name
     since = period_at("day", now - (SPENDING_DAYS - 1) * DAY_S).name
-    days, keys, people, entries, notes, log, recharge, status, errors = await asyncio.gather(
+    days, keys, people, entries, notes, log, recharge, status, errors, used = await asyncio.gather(
         run(operators.SumAccountDays((wanted,), since, today)),
         run(commands.ListKeys(wanted)),
         run(ListPeople(wanted)),
@@ -127,6 +130,7 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         run(ShowRecharge(wanted)),
         _status(visit, wanted),
         _errors(visit, wanted, now - DAY_S, now),
+        run(commands.SumUsage(wanted, day_from=since, day_to=today, group_by=("key", "day"))),
     )
     await run(commands.RecordAudit(visit.audit, "read_account", wanted, wanted))
     changes = [one for one in log if not one.action.startswith("read_")][:10]
@@ -140,7 +144,8 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         days=days,
         spent=sum(row.charged for row in days),
         spent_today=sum(row.charged for row in days if row.day == today),
-        keys=keys,
+        keys=sorted(keys, key=is_playground),
+        key_use=_use(used),
         people=people[0],
         invitations=people[1],
         entries=entries,
@@ -150,7 +155,7 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         current=status,
         errors=None if errors is None else _grouped(errors[::-1])[:SHOWN_ERRORS],
         **_numbers(errors),
-        key_names={key.key_id: key.name for key in keys},
+        key_names=_key_names(keys, people[0]),
         credits=CREDITS,
         alone=console.credit_alone,
         changes=[(one.at, sentence(one, names, shown.currency)) for one in changes],
@@ -191,7 +196,7 @@ async def errors(visit: Visit) -> Response:
         groups=None if found is None else _grouped([one for one in found[::-1] if code in ("", one["code"])]),
         counts=_counts(found or ()),
         chart=None if typed or not found else _by_hour(found, begins, ends),
-        key_names={key.key_id: key.name for key in keys},
+        key_names=_key_names(keys, (await run(ListPeople(wanted)))[0]),
         at=typed,
         code=code,
         clock=_clock(now),
@@ -200,6 +205,22 @@ async def errors(visit: Visit) -> Response:
         problem=problem,
         section="/operator/accounts",
     )
+
+
+def _use(rows: Sequence[UsageRow]) -> dict[str, UsageRow]:
+    """Returns the sum of each key's charges, with the last day of its use."""
+    uses: dict[str, UsageRow] = {}
+    for row in rows:
+        before = uses.get(row.key_id or "")
+        charged = row.charged + (before.charged if before else 0)
+        uses[row.key_id or ""] = replace(row, charged=charged, day=max(row.day or "", (before and before.day) or ""))
+    return uses
+
+
+def _key_names(keys: Sequence[KeySnapshot], people: Sequence[Person]) -> dict[str, str]:
+    """Returns the names of keys by id. That of a playground names the person."""
+    of_playgrounds = {playground_name(one.email): f"Playground ({one.name or one.email})" for one in people}
+    return {key.key_id: of_playgrounds.get(key.name, key.name) if is_playground(key) else key.name for key in keys}
 
 
 async def _status(visit: Visit, account_id: str) -> Any:

@@ -5,7 +5,7 @@ A gateway runs each change with the function of `/admin`, so the checks are the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import comb
 from typing import Any, Final
@@ -46,7 +46,8 @@ async def model(visit: Visit, failed: str = "", error: Refused | None = None) ->
         verdicts=[text for text in map(verdict, rows) if text],
         choices=[*names, *(one["name"] for one in deployed if one["name"] not in names and one["retired_at"] is None)],
         history=[{**one, "at": _unix(one["changed_at"])} for one in shown["history"]],
-        prices=[{**one, "at": _unix(one["effective_at"])} for one in shown["prices"]],
+        prices=(prices := [{**one, "at": _unix(one["effective_at"])} for one in shown["prices"]]),
+        since=_since(prices, shown["price"], visit.console.now()),
         version=0 if shown["traffic"] is None else shown["traffic"]["version"],
         failed=failed,
         problem="" if error is None else str(error),
@@ -164,6 +165,16 @@ async def _change(visit: Visit, operation: str, body: dict[str, Any], done: str)
     except Refused as error:
         return await model(visit, operation, error)
     return visit.go(f"/operator/models/{wanted}", done=done)
+
+
+def _since(prices: Sequence[Mapping[str, Any]], current: Mapping[str, Any], now: float) -> float | None:
+    """Returns when the current price took effect; None if the ledger does not know."""
+    begun = [one for one in prices if one["at"] <= now]
+    if not begun:
+        return None
+    latest = max(begun, key=lambda one: (one["at"], one["version"]))
+    is_current = all(latest[name] == current[name] for name in ("input", "cached_input", "output"))
+    return float(latest["at"]) if is_current else None
 
 
 def _unix(text: str) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from fastapi.responses import Response
 
 from serve_app.console.operator_account_pages import CODES
+from serve_app.console.pressure import clock
 from serve_app.console.serving import serving
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
@@ -104,7 +105,7 @@ async def overview(visit: Visit) -> Response:
     totals, totals_before = _total(used.days), _total(before.days)
     is_today = days.preset == TODAY  # a part of a day can't be compared with a whole day
     begins_today = period_at("day", now).begins
-    failed_today = sum(one.outcome is Outcome.FAILED and one.finished_at >= begins_today for one in uncharged)
+    recent, history = await visit.console.pressure.recent(), visit.console.pressure.history
     refused = await _refused(visit, begins_today, now)
     failures = Counter((one.account_id, one.model) for one in failed).most_common(FAILURES)
     ids = [account_id for (account_id, _), _ in failures]
@@ -130,12 +131,12 @@ async def overview(visit: Visit) -> Response:
         refused_today=0 if refused is None else sum(one["refused"] for one in refused["accounts"]),
         refused_is_all=refused is None or refused["is_complete"],
         codes=CODES,
-        recent=await visit.console.pressure.recent(),
-        failed_today=failed_today,
-        today_is_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins_today,
+        recent=recent,
+        requests_chart=history.requests_chart(clock),
+        first_token_chart=history.first_token_chart(clock),
         failures_are_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins,
         error_rate=len(failed) / totals.requests if totals.requests else None,
-        error_series=_failed_by_day(days, failed),
+        outcomes=_outcomes(days, used.days, failed),
         today=spending,
         today_total=_total(spending.days),
         serving=serving(live),
@@ -285,6 +286,14 @@ def _failed_by_day(days: Days, failed: Sequence[operators.Uncharged]) -> list[in
         if place < len(counts):
             counts[place] += 1
     return counts
+
+
+def _outcomes(days: Days, rows: Sequence[UsageRow], failed: Sequence[operators.Uncharged]) -> dict[str, Any]:
+    """Returns a chart of the requests of each day, with those that failed apart."""
+    requests, failures = _series(days, rows, "requests"), _failed_by_day(days, failed)
+    served = [max(0, number - lost) for number, lost in zip(requests, failures, strict=True)]
+    series = [{"name": "Served", "values": served}, {"name": "Failed (5xx)", "values": failures}]
+    return {"labels": days.names, "series": series, "type": "bar", "stacked": True}
 
 
 def _change(now: float, before: float) -> float | None:

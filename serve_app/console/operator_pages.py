@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from fastapi.responses import Response
@@ -31,16 +31,30 @@ async def pending(visit: Visit) -> Response:
     run = visit.console.books.run
     found = await run(operators.ListPendingCredits())
     decided = await run(operators.ListPendingCredits(decided=True, limit=DECIDED))
-    ids = tuple(dict.fromkeys(one.account_id for one in (*found, *decided)))
+    credited = await run(commands.ListAudit(limit=PAGE, action="credit"))
+    booked = [one for one in map(_credit, credited) if one is not None][:DECIDED]
+    ids = [one.account_id for one in (*found, *decided)] + [one["account_id"] for one in booked]
     return visit.page(
         "operator_credits.html",
         pending=found,
-        decided=decided,
+        decided=[one for one in decided if not one.booked],  # the others are among the booked ones
+        booked=booked,
         kinds=CREDITS,
         alone=visit.console.credit_alone,
         currency=await currency_of(visit),
-        names=await run(operators.NameSubjects(ids)),
+        names=await run(operators.NameSubjects(tuple(dict.fromkeys(ids)))),
     )
+
+
+def _credit(record: AuditRecord) -> dict[str, Any] | None:
+    """Returns a credit that an operator booked in any way; None for a payment that a provider reported."""
+    detail = record.detail
+    kind, amount, reference = detail.get("kind"), detail.get("amount"), str(detail.get("memo") or "")
+    if kind not in CREDITS or not isinstance(amount, int) or reference.startswith(f"{record.actor} "):
+        return None
+    who = sentence(record, {}).actor
+    given = {"account_id": record.account_id, "at": record.at, "actor": who, "kind": kind, "amount": amount}
+    return given | {"memo": reference, "expires_at": detail.get("expires_at")}
 
 
 async def approve(visit: Visit) -> Response:

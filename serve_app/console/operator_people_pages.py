@@ -46,7 +46,7 @@ async def unlock(visit: Visit) -> Response:
     person = await _changeable(visit)
     visit.console.attempts.forget(person.email)
     await visit.console.books.run(RecordAudit(visit.audit, "allow_sign_in", person.user_id))
-    return _back(visit, person, "The next attempt to sign in is possible now")
+    return _back(visit, person, "Sign-in unlocked")
 
 
 async def reset(visit: Visit) -> Response:
@@ -68,7 +68,7 @@ async def reset(visit: Visit) -> Response:
 async def codes_off(visit: Visit) -> Response:
     person = await _changeable(visit)
     await visit.console.books.run(people.ResetPerson(person.email, None, visit.audit))
-    return _back(visit, person, "One-time codes turned off")
+    return _back(visit, person, "Two-factor authentication turned off")
 
 
 async def end_sessions(visit: Visit) -> Response:

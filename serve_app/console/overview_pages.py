@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,10 +12,12 @@ from urllib.parse import quote, unquote
 
 from fastapi.responses import Response
 
+from serve_app.console.billing_pages import forecast_of
 from serve_app.console.web import Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import Outcome, UsageRecord, UsageRow
 from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.notices import ListAlerts
@@ -22,18 +25,11 @@ from serve_app.contracts.people import ListPeople
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.units import DAY_S, HOUR_S
 
-BURN_DAYS: Final = 7
 STATUS_S: Final = 2.0
+MINUTE_S: Final = 60.0
 HOURS: Final = "24 hours"
 RANGES: Final = {"7 days": 7, HOURS: 1, "30 days": 30, "90 days": 90}  # the first is the default
-LIMIT_NAMES: Final = {
-    "rpm": "Requests per minute",
-    "tpm": "Tokens per minute",
-    "concurrency": "Concurrent requests",
-    "weight": "Priority under load",
-}
-#: Periods up to now, in seconds, that are searched for the latest requests, shortest first.
-WINDOWS: Final = (*(60.0 * 4**number for number in range(9)), 90 * DAY_S)
+LIMIT_NAMES: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
 SAMPLE: Final = 1000
 LATEST: Final = 8
 DISMISSED: Final = "console_started"  # accounts whose first steps are hidden
@@ -56,12 +52,10 @@ async def overview(visit: Visit) -> Response:
     chosen = chosen if chosen in RANGES else next(iter(RANGES))
     account = await run(commands.GetAccount(account_id))
     rows, names = await _rows(visit, account_id, chosen)
-    last_days = await run(
-        commands.SumUsage(account_id, day_from=period_at("day", now - (BURN_DAYS - 1) * DAY_S).name, group_by=("day",))
-    )
-    burn = sum(row.charged for row in last_days) // BURN_DAYS
+    pace = await forecast_of(visit, account)
+    burn = pace.a_day if pace else 0
     status = await _status(visit, account_id)
-    minute, latest = await _latest(visit, account_id)
+    latest, since = await _latest(visit, account_id)
     keys = {key.key_id: key.name for key in await run(commands.ListKeys(account_id))}
     balance, own = account.available(now), rows[len(rows) // 2 :]
     return visit.page(
@@ -70,6 +64,7 @@ async def overview(visit: Visit) -> Response:
         balance=balance,
         burn=burn,
         days_left=balance // burn if burn else None,
+        pace=pace,
         chosen=chosen,
         ranges=RANGES,
         spend=_figures([row.charged for row in rows]),
@@ -80,10 +75,10 @@ async def overview(visit: Visit) -> Response:
         labels=names,
         spend_values=[row.charged / NANO_PER_UNIT for row in own],
         held=None if status is None else status.held,
-        limits=_limits(account.limits, status, minute),
+        limits=_limits(account.limits, status, latest, now, since),
         pressed=() if status is None else status.pressed,
         latest=latest[:LATEST],
-        quality=_quality(latest),
+        quality=await _quality(visit, account_id, latest),
         key_names=keys,
         steps=await _steps(visit, account_id, bool(keys), bool(latest)),
     )
@@ -133,45 +128,56 @@ def _figures(values: Sequence[int]) -> Figures:
     return Figures(total, (total - before) / before if before else None)
 
 
-async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], list[UsageRecord]]:
-    """Returns the requests of the last minute, and up to SAMPLE of the latest requests, both newest first."""
-    run, now = visit.console.books.run, visit.console.now()
-    minute: list[UsageRecord] = []
-    rows: list[UsageRecord] = []
-    for window in WINDOWS:
-        page = await run(commands.ListUsage(account_id, time_from=now - window, limit=SAMPLE))
-        if page.next is not None and rows:  # more than a page: the shorter window had the latest
-            break
-        rows = list(page.rows[::-1])
-        minute = minute if window > WINDOWS[0] else rows
-        if len(rows) >= SAMPLE // 2:
-            break
-    return minute, rows
+async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], float]:
+    """Returns up to SAMPLE of the latest requests, newest first, and the time since which they are all."""
+    page = await visit.console.books.run(commands.SearchRequests(account_id, limit=SAMPLE))
+    return list(page.rows), page.rows[-1].finished_at if page.next is not None and page.rows else 0.0
 
 
-def _quality(rows: Sequence[UsageRecord]) -> dict[str, float] | None:
-    """Returns the number of requests and of failed ones, and the median and 95th percentile of the others' seconds."""
-    if not rows:
+async def _quality(visit: Visit, account_id: str, latest: Sequence[UsageRecord]) -> dict[str, float] | None:
+    """Returns the last day's numbers of requests and of failed ones, and the median and 95th percentile of the seconds.
+
+    Durations are those of `sample` requests that did not fail: of the latest ones, if the day had many.
+    """
+    now = visit.console.now()
+    try:
+        rows = await visit.console.books.run(commands.SumRequests(account_id, now - DAY_S, now + 1, "outcome", "day"))
+    except InvalidValue:  # too many to count
         return None
-    seconds = sorted(row.finished_at - row.started_at for row in rows if row.outcome is not Outcome.FAILED)
-    failed = len(rows) - len(seconds)
-    found = {"of": float(len(rows)), "failed": float(failed), "since": rows[-1].finished_at}
+    found = {"of": float(sum(row.requests for row in rows)), "failed": float(sum(row.failed for row in rows))}
+    seconds = sorted(
+        row.finished_at - row.started_at
+        for row in latest
+        if row.finished_at >= now - DAY_S and row.outcome is not Outcome.FAILED
+    )
     if seconds:
-        found |= {"median": seconds[len(seconds) // 2], "p95": seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]}
+        median, p95 = seconds[len(seconds) // 2], seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]
+        found |= {"median": median, "p95": p95, "sample": float(len(seconds))}
     return found
 
 
 def _limits(
-    own: Mapping[str, int], status: AccountStatus | None, minute: Sequence[UsageRecord]
-) -> list[tuple[str, int | None, int | None]]:
-    """Returns each limit's name, its value, and how much of it is in use; None: the limiter does not answer."""
-    used: dict[str, int | None] = {
-        "rpm": len(minute),
-        "tpm": sum(row.prompt_tokens + row.completion_tokens for row in minute),
-        "concurrency": None if status is None else status.open_requests,
+    own: Mapping[str, int], status: AccountStatus | None, latest: Sequence[UsageRecord], now: float, since: float
+) -> list[tuple[str, int | None, int | None, str]]:
+    """Returns each limit's name, its value, the use of it, and what the use is.
+
+    The use per minute is the highest of the last hour if all its requests are known, else that of the last minute. A
+    value or use that only the limiter knows is None if it does not answer.
+    """
+    is_hour = since <= now - HOUR_S
+    minutes: dict[int, list[UsageRecord]] = defaultdict(list)
+    for row in latest:
+        if (age := now - row.finished_at) < (HOUR_S if is_hour else MINUTE_S):
+            minutes[int(max(0.0, age) // MINUTE_S)].append(row)
+    tokens = (sum(row.prompt_tokens + row.completion_tokens for row in rows) for rows in minutes.values())
+    per_minute = "peak in the last hour" if is_hour else "in the last minute"
+    used: dict[str, tuple[int | None, str]] = {
+        "rpm": (max(map(len, minutes.values()), default=0), per_minute),
+        "tpm": (max(tokens, default=0), per_minute),
+        "concurrency": (None if status is None else status.open_requests, "now"),
     }
     return [
-        (label, own.get(name, None if status is None else getattr(status.contract, name)), used.get(name))
+        (label, own.get(name, None if status is None else getattr(status.contract, name)), *used[name])
         for name, label in LIMIT_NAMES.items()
     ]
 

@@ -10,30 +10,28 @@ from serve_app.api.chat_openapi import body_schemas
 from serve_app.api.chat_request import ChatRequest
 from serve_app.contracts.generation import REASONING_EFFORTS
 
-#: Names of the fields in each group, with their labels.
+#: Names of the fields in each group, with their labels. The first group is always open.
 GROUPS: Final = {
+    "Main": {"temperature": "Temperature", "top_p": "Top P", "max_tokens": "Max tokens"},
     "Sampling": {
-        "temperature": "Temperature",
-        "top_p": "Top P",
         "top_k": "Top K",
-        "min_p": "Minimum P",
+        "min_p": "Min P",
         "seed": "Seed",
         "frequency_penalty": "Frequency penalty",
         "presence_penalty": "Presence penalty",
         "repetition_penalty": "Repetition penalty",
-        "logit_bias": "Logit bias, a JSON object",
+        "logit_bias": "Logit bias (JSON)",
     },
     "Length": {
-        "max_tokens": "Maximum tokens",
-        "min_tokens": "Minimum tokens",
-        "stop": "Stop strings, one per line",
-        "stop_token_ids": "Stop token ids, one per line",
+        "min_tokens": "Min tokens",
+        "stop": "Stop sequences, one per line",
+        "stop_token_ids": "Stop token IDs, one per line",
         "include_stop_str_in_output": "Include the stop string in the reply",
         "ignore_eos": "Ignore end token",
     },
     "Reasoning": {
         "reasoning_effort": "Reasoning effort",
-        "chat_template_kwargs": "Template variables, a JSON object",
+        "chat_template_kwargs": "Template variables (JSON)",
     },
 }
 #: Fields that other parts of the page set: the conversation, the format of the reply, tools and token probabilities.

@@ -33,7 +33,7 @@ from serve_app.storage.sealing import SecretKeys, of_totp, seal, unseal
 
 logger = logging.getLogger("ray.serve")
 
-WRONG: Final = "E-mail or password is wrong."
+WRONG: Final = "Email or password is wrong."
 WRONG_CODE: Final = "The code is wrong or used: type the code that your app shows now, or an unused recovery code."
 WRONG_PASSWORD: Final = "The password is wrong."
 USED: Final = "This link is used, replaced or expired: ask for a new one."
@@ -131,6 +131,14 @@ async def end_session(visit: Visit) -> Response:
     session_id = visit.request.path_params["session_id"]
     await visit.console.books.run(people.EndSession(visit.me.user_id, session_id, visit.audit))
     return visit.go("/profile")
+
+
+async def end_other_sessions(visit: Visit) -> Response:
+    run, me = visit.console.books.run, visit.me.user_id
+    for one in await run(people.ListSessions(me)):
+        if visit.session is None or one.session_id != visit.session.session_id:
+            await run(people.EndSession(me, one.session_id, visit.audit))
+    return visit.go("/profile", done="Other sessions signed out")
 
 
 async def find_invitation(visit: Visit, token: str) -> people.Invitation:

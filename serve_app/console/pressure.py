@@ -6,9 +6,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from serve_app.console.request_history import Latest, RequestHistory
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.calls import repeat
 from serve_app.contracts.operators import ListUncharged, SumService
@@ -23,15 +23,6 @@ KEPT: Final = 24 * 60
 Measure = Literal["pressure", "tokens_per_s"]
 
 
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """Requests that ended in the last minutes."""
-
-    requests: int
-    failed: int
-    minutes: float
-
-
 class Pressure:
     """Samples once a minute. `seen` holds the time and the load by backend, oldest first.
 
@@ -39,13 +30,19 @@ class Pressure:
     """
 
     def __init__(
-        self, books: BooksPort, live: Callable[[], Awaitable[dict[str, Any]]], now: Callable[[], float]
+        self,
+        books: BooksPort,
+        live: Callable[[], Awaitable[dict[str, Any]]],
+        now: Callable[[], float],
+        administer: Callable[..., Awaitable[dict[str, Any]]],
     ) -> None:
         self._books, self._live, self._now = books, live, now
+        self.history = RequestHistory(administer, now)
         self.seen: deque[tuple[float, dict[str, Mapping[str, Any]]]] = deque(maxlen=KEPT)
         self.served: deque[tuple[float, int]] = deque(maxlen=KEPT)
 
     async def look(self) -> None:
+        await self.history.look()
         found = await self._live()
         loads = {one["name"]: one["load"] for one in found["backends"]}
         kept: dict[str, Mapping[str, Any]] = {
@@ -56,8 +53,15 @@ class Pressure:
         self.seen.append((self._now(), kept))
         self.served.append((self._now(), await self._requests()))
 
-    async def recent(self) -> Recent | None:
-        """Returns the requests of about the last RECENT minutes; None before the first sample of the day."""
+    async def recent(self) -> Latest | None:
+        """Returns the requests of the last minutes, from the request log.
+
+        While the log can't be read, returns those of about the last RECENT minutes in the ledger, or None before the
+        first sample of the day.
+        """
+        await self.history.look()
+        if self.history.latest is not None:
+            return self.history.latest
         now = self._now()
         today = period_at("day", now).begins
         before = [one for one in [*self.served][-RECENT:] if today <= one[0] < now]
@@ -66,7 +70,7 @@ class Pressure:
         at, number = before[0]
         uncharged = await self._books.run(ListUncharged())
         failed = sum(one.outcome is Outcome.FAILED and one.finished_at > at for one in uncharged)
-        return Recent(max(0, await self._requests() - number), failed, (now - at) / 60)
+        return Latest(max(0, await self._requests() - number), failed, (now - at) / 60)
 
     def rates(self) -> list[tuple[float, float]]:
         """Returns the time of each sample and the requests per minute since the one before of its day, oldest first."""

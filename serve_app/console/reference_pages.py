@@ -9,10 +9,10 @@ from fastapi.responses import Response
 
 from serve_app.console.web import Refused, Visit
 
-#: Swagger UI, which the gateway serves, sets styles from scripts and embeds its icons as data: URLs.
+#: The viewer, Redoc, sets styles from scripts, embeds its icons as data: URLs, and searches in a worker of a blob: URL.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "font-src 'self'; connect-src 'self'; worker-src blob:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from fastapi.responses import Response, StreamingResponse
 
 from serve_app.api.doors import DOORS, door_of
-from serve_app.console.date_range import CUSTOM, PRESETS
+from serve_app.console.date_range import CUSTOM, PRESETS, DateRange
 from serve_app.console.key_names import KeyNames
 from serve_app.console.usage_pages import chosen_range_of, range_of
 from serve_app.console.usage_report import STATUS_LABELS
@@ -35,13 +35,14 @@ PHASES: Final = {
     "admit": ("Admission", "Check of the key, its limits and the balance"),
     "queue": ("Queue", "Waiting for a free place at the model"),
     "prefill": ("Prompt", "Reading the prompt, up to the first token"),
-    "decode": ("Generation", "Generating the remaining tokens"),
-    "settle": ("Settlement", "Recording tokens and cost"),
+    "decode": ("Generation", "Generating the tokens after the first"),
+    "settle": ("Settlement", "Recording tokens and cost, after the reply"),
 }
-REST: Final = ("Not measured", "Outside these phases, such as sending the reply")
-MIN_REST: Final = 0.03  # of the duration
+AFTER: Final = "settle"  # the phase that follows the reply's end
+REST: Final = ("Other", "Between these phases, such as sending the reply")
+TENTH: Final = 10  # durations are shown in tenths of a millisecond
 #: Fields of a log line that the page shows besides the phases.
-_SHOWN: Final = ("finish_reason", "status", "code", "stream", "reruns", "client_request_id", "first_token_ms")
+_SHOWN: Final = ("finish_reason", "status", "code", "stream", "reruns", "client_request_id")
 # One search at a time: the files are large.
 _SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
 
@@ -57,6 +58,8 @@ async def requests(visit: Visit) -> Response:
     used = await run(commands.SumUsage(account_id, group_by=("model",)))
     chosen = {name: query.get(name, "") for name in FILTERS}
     kept = when.query | {name: value for name, value in chosen.items() if value}
+    doors = {row.request_id: door.path for row in page.rows if (door := door_of(row.request_id)) is not None}
+    earlier = int(query["earlier"]) if query.get("earlier", "").isdecimal() and len(query["earlier"]) < 10 else 0
     base = f"/accounts/{account_id}/requests"
     return visit.page(
         "requests.html",
@@ -65,13 +68,17 @@ async def requests(visit: Visit) -> Response:
         account=await run(commands.GetAccount(account_id)),
         rows=page.rows,
         names=names,
-        doors={row.request_id: door.path for row in page.rows if (door := door_of(row.request_id)) is not None},
+        doors=doors,
+        has_doors=not {DOORS[0].path}.issuperset(doors.values()),
+        earlier=earlier,
+        number=await _number(visit, when, chosen),
         statuses=STATUS_LABELS,
         when=when,
         chosen=chosen_range_of(visit, when) | chosen,
         is_filtered=any(chosen.values()),
         is_first="after" not in query,
-        next_href=page.next and f"{base}?{urlencode(kept | {'after': page.next})}",
+        next_href=page.next
+        and f"{base}?{urlencode(kept | {'after': page.next, 'earlier': str(earlier + len(page.rows))})}",
         first_href=f"{base}?{urlencode(kept)}",
         file=f"{base}.csv?{urlencode(kept)}",
         presets=[*PRESETS.items(), (CUSTOM, "Custom")],
@@ -110,7 +117,7 @@ async def request(visit: Visit) -> Response:
     account_id, run = visit.request.path_params["account_id"], visit.console.books.run
     record = await _find(visit, visit.request.path_params["request_id"])
     if record is None:
-        raise Refused(404, "This account has no such request. Requests that were refused are not billed or listed.")
+        raise Refused(404, "This account has no such request. Rejected requests (4xx) are not billed and not listed.")
     names = KeyNames.among(await run(commands.ListKeys(account_id)))
     door = door_of(record.request_id)
     line = await _line(visit, record)
@@ -126,6 +133,7 @@ async def request(visit: Visit) -> Response:
         status_label=STATUS_LABELS[record.outcome.value],
         lines=price_lines(record),
         timeline=None if line is None else timeline(line, record.finished_at - record.started_at),
+        output_speed=None if line is None else output_speed(line, record.completion_tokens),
         log=dict.fromkeys(_SHOWN) | (line or {}),
         trace_id=trace_id,
         trace_href=visit.console.trace_url.replace("{trace_id}", trace_id) if is_linked else None,
@@ -165,17 +173,62 @@ class PhaseBar:
     is_rest: bool = False
 
 
-def timeline(line: Line, seconds: float) -> list[PhaseBar]:
-    """Returns the phases that a log line has, one after the other, and the rest of the duration if it matters."""
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A request's phases up to its reply's end. Their durations, as they are shown, add up to `total_ms`."""
+
+    bars: list[PhaseBar]
+    total_ms: float
+    ends: float  # the reply's end, in a picture that is 100 wide
+    after: PhaseBar | None  # the settlement
+    first_token_ms: float | None  # since the start
+    first_token: float | None  # its place in the picture
+
+
+def timeline(line: Line, seconds: float) -> Timeline | None:
+    """Returns the phases that a log line has, one after the other, and the rest of the duration.
+
+    A phase that the gateway measured beyond the reply's end is cut there: a client that hangs up ends its reply.
+    """
     known = {name: float(line[f"{name}_ms"]) for name in PHASES if isinstance(line.get(f"{name}_ms"), int | float)}
-    if known and (rest := seconds * 1000 - sum(known.values())) >= MIN_REST * seconds * 1000:
-        known["rest"] = rest
-    total, begins, bars = sum(known.values()) or 1.0, 0.0, []
+    if not known:
+        return None
+    after, left = known.pop(AFTER, None), round(seconds * 1000 * TENTH)
+    total, tenths = left, dict[str, int]()
     for name, ms in known.items():
-        width = 100 * ms / total
-        bars.append(PhaseBar(*PHASES.get(name, REST), ms, begins, max(width, 0.3), name not in PHASES))
-        begins += width
-    return bars
+        tenths[name] = min(round(ms * TENTH), left)
+        left -= tenths[name]
+    if left > 0:
+        tenths["rest"] = left
+    bars: list[PhaseBar] = []
+    first: int | None = None
+    whole, at = (total + (after or 0.0) * TENTH) or 1.0, 0
+    for name, length in tenths.items():
+        bars.append(_bar(name, length / TENTH, at / whole, length / whole))
+        at += length
+        if name == "prefill" and "decode" in tenths and not line.get("reruns"):
+            first = at
+    return Timeline(
+        bars,
+        total / TENTH,
+        100 * total / whole,
+        None if after is None else _bar(AFTER, after, total / whole, after * TENTH / whole),
+        None if first is None else first / TENTH,
+        None if first is None else 100 * first / whole,
+    )
+
+
+def output_speed(line: Line, tokens: int) -> float | None:
+    """Returns the tokens per second after the first token, as the playground shows it."""
+    ms = line.get("decode_ms")
+    if line.get("reruns") or tokens < 2 or not isinstance(ms, int | float) or ms <= 0:
+        return None
+    return (tokens - 1) * 1000 / ms
+
+
+def _bar(name: str, ms: float, begins: float, width: float) -> PhaseBar:
+    label, what = PHASES.get(name, REST)
+    return PhaseBar(label, what, ms, 100 * begins, max(100 * width, 0.3), name not in PHASES)
 
 
 def _search(visit: Visit, names: KeyNames, begins: float, ends: float, limit: int) -> commands.SearchRequests:
@@ -191,6 +244,16 @@ def _search(visit: Visit, names: KeyNames, begins: float, ends: float, limit: in
         after=query.get("after"),
         limit=limit,
     )
+
+
+async def _number(visit: Visit, when: DateRange, chosen: Mapping[str, str]) -> int | None:
+    """Returns the number of requests in a range of days, from the daily sums; None if they do not have the filters."""
+    if when.unit != "day" or any(value for name, value in chosen.items() if name != "model"):
+        return None
+    account_id = visit.request.path_params["account_id"]
+    query = commands.SumUsage(account_id, day_from=when.first_day, day_to=when.last_day, group_by=("model",))
+    rows = await visit.console.books.run(query)
+    return sum(row.requests for row in rows if chosen["model"] in ("", row.model))
 
 
 async def _pages(visit: Visit, wanted: commands.SearchRequests) -> AsyncIterator[list[Row]]:

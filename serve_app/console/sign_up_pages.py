@@ -30,7 +30,7 @@ async def send(visit: Visit) -> Response:
     _check_open(visit)
     assert console.mailer is not None
     if len(email) > 200 or not is_email(email):
-        return _ask_page(visit, 422, email, wrong="Enter an e-mail address such as ada@example.org.")
+        return _ask_page(visit, 422, email, wrong="Enter an email address such as ada@example.org.")
     check_wait(console.attempts.begin_mail(visit.limited_address, email, is_sign_up=True))
     if not console.mailer.later(_mail(visit, email)):
         raise Refused(503, "Too many messages wait to be sent: try again in a few minutes.")
@@ -75,7 +75,7 @@ async def use_first(visit: Visit) -> Response:
     if link.person is None:
         errors = form_errors(visit)
         if len(email) > 200 or not is_email(email):
-            errors["email"] = "Enter an e-mail address such as ada@example.org."
+            errors["email"] = "Enter an email address such as ada@example.org."
         if errors:
             return _first_page(visit, link, 422, errors)
         password = await hashed(visit.form["new_password"])
@@ -98,7 +98,7 @@ async def _mail(visit: Visit, email: str) -> None:
         return
     token = links.make_link(console.secret_keys, links.SIGN_UP, email, console.now() + links.SIGN_UP_S)
     text = messages.SIGN_UP.format(product=product, link=visit.link(f"/sign-up/{token}"))
-    await console.mailer.send(email, f"Confirm your e-mail address for {product}", text)
+    await console.mailer.send(email, f"Confirm your email address for {product}", text)
 
 
 def _check_open(visit: Visit) -> None:

@@ -214,8 +214,10 @@ class Stripe:
     async def _reinstated(self, dispute: Any) -> Returned | None:
         """Returns the reinstatement of a dispute.
 
-        It is the whole amount if the dispute was won. Otherwise it is the amount that Stripe gave back, because the
-        payment had been refunded before. It belongs to the latest withdrawal.
+        For a won dispute with one withdrawal, its amount is the whole amount. Otherwise it is the amount that Stripe
+        gave back since the latest withdrawal; if that is unknown and the dispute was won, the whole amount. After a
+        lost dispute, Stripe gives money back if it had withdrawn the whole payment although a part was already
+        refunded. The reinstatement reverses the latest withdrawal.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:

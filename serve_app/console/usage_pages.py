@@ -14,6 +14,7 @@ from serve_app.console.usage_report import GROUPS, MEASURES, Report, report
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.money import summing_places
 from serve_app.contracts.periods import Period, month_named
 from serve_app.storage.exports import Csv
 
@@ -36,7 +37,9 @@ async def usage(visit: Visit) -> Response:
         range_error=error,
         account=account,
         report=found,
-        chart=None if found is None else _chart(found, account.currency),
+        chart=None if found is None else _chart(found, account.currency, visit.console.now()),
+        group_places=2 if found is None else summing_places([one.charged for one in found.groups.values()]),
+        moment_places=2 if found is None else summing_places([one.charged for one in found.moments.values()]),
         when=when,
         chosen=chosen_range_of(visit, when) | chosen,
         group_label=GROUPS[group],
@@ -96,7 +99,7 @@ def named_month(visit: Visit, name: str) -> Period:
         raise Refused(404, "There is no such month.") from None
 
 
-def _chart(found: Report, currency: str) -> dict[str, Any]:
+def _chart(found: Report, currency: str, now: float) -> dict[str, Any]:
     moments, by_hour = found.when.moments, found.when.unit == "hour"
     return {
         "labels": [_hour(one) for one in moments] if by_hour else moments,
@@ -104,6 +107,7 @@ def _chart(found: Report, currency: str) -> dict[str, Any]:
         "type": "line" if found.measure == "latency" else "bar",
         "stacked": found.measure != "latency",
         "failed": found.measure == "errors",
+        "so_far": found.measure != "latency" and found.when.begins <= now < found.when.ends,
         "unit": currency if found.measure == "cost" else _UNITS.get(found.measure, "tokens"),
     }
 

@@ -154,7 +154,7 @@ class Console:
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
         self.rates = Rates(self.now, MAX_KEPT)
-        self.pressure = Pressure(self.books, self.live, self.now)
+        self.pressure = Pressure(self.books, self.live, self.now, self.administer)
         self.notices = Notices(self.books, self.now)
 
     async def administer_or_refuse(

@@ -14,7 +14,7 @@ from serve_app.contracts.messages import set_state
 from serve_app.contracts.people import Person
 
 ROLES: Final = ("admin", "support", "finance", "read-only")
-ORDERS: Final = ("newest", "name", "lowest balance", "highest balance")  # of accounts
+ORDERS: Final = ("highest spend today", "newest", "name", "lowest balance", "highest balance")  # of accounts
 LEVELS: Final = ("info", "warning", "danger")  # of announcements
 
 
@@ -75,7 +75,8 @@ class SearchAccounts(Command[AccountsPage]):
 
     With `below`, only accounts match whose balance on the books is below this amount (nano-units). Usage is summed from
     `day_from` (YYYY-MM-DD) on; with `spending`, only accounts that were charged since then match (False: only the
-    others). `after` is the last account of the previous page. Raises AccountNotFound for it, and InvalidValue.
+    others). Accounts of equal spend are listed newest first. `after` is the last account of the previous page. Raises
+    AccountNotFound for it, and InvalidValue.
     """
 
     text: str

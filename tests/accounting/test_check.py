@@ -103,10 +103,11 @@ SABOTAGE = [
     ("UPDATE journal_entries SET kind = 'top_up' WHERE kind = 'grant'", "grant", "grant 2"),
     ("UPDATE key_spend SET charged = charged + 1", "key_spend", "{key}"),
     ("UPDATE key_spend SET period = '2026-05' WHERE charged > 0", "key_spend", "{key}"),
-    ("UPDATE key_spend SET period = '2026-06-01' WHERE charged > 0", "key_spend", "{key}"),
-    ("DELETE FROM key_spend", "key_spend", "{key}"),
-    ("DELETE FROM key_spend WHERE charged = 0; UPDATE usage SET day = '2026-07-01'", "key_spend", "up to 2026-06"),
-    ("UPDATE api_keys SET budget_period = NULL, budget = NULL", "key_spend", "{key}"),
+    ("UPDATE key_spend SET period = '2026-06-01' WHERE charged > 0", "key_spend", "in periods of another length"),
+    ("DELETE FROM key_spend", "key_spend", "is counted in no period"),
+    ("DELETE FROM key_spend WHERE charged = 0; UPDATE usage SET day = '2026-07-01'", "key_spend", "only up to 2026-06"),
+    ("UPDATE api_keys SET budget_period = NULL, budget = NULL", "key_spend", "{key} has no budget and"),
+    ("DELETE FROM key_spend; DELETE FROM usage; DELETE FROM usage_daily", "key_spend", "{key} has a budget per month"),
     ("UPDATE usage SET charged = charged + 1 WHERE request_id = 'r4'", "key_spend", "{key}"),
     ("UPDATE replies SET request_id = 'none'", "reply", "none"),
     ("UPDATE replies SET account_id = 'acct_none'", "reply", "free"),
@@ -123,6 +124,7 @@ def test_the_check_finds_changes_that_bypass_the_ledger(used: Books, url: str) -
             assert not report.ok, statement
             found = [f"{one.subject} {one.message}" for one in report.differences if one.kind == kind]
             assert any(named in text for text in found), (statement, report.differences)
+            assert not any("None" in text or "nothing" in text for text in found), (statement, found)
     database.close()
     assert used.ledger.check().ok
 

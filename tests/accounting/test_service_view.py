@@ -121,6 +121,22 @@ def test_accounts_are_listed_in_the_chosen_order_over_all_pages(
     assert (seen, len(ids)) == (expected, 4)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 9])
+def test_accounts_are_listed_by_what_they_spent_today_and_then_newest_first(timed: Books, limit: int) -> None:
+    bob, carl = second_account(timed), second_account(timed, "Carl")
+    timed.ledger.settle([carl.settlement("r1"), *(bob.settlement(f"b{number}") for number in range(3))])
+    timed.ledger.settle([carl.settlement(f"y{number}", finished_at=NOON - DAY_S) for number in range(5)])
+    for name in ("cleo", "dora", "emil"):
+        timed.ledger.create_account(name)
+    seen, after = list[str](), None
+    while True:
+        page = timed.ledger.run(SearchAccounts("", limit, after=after, order="highest spend today"))
+        seen += [one.account.name for one in page.rows]
+        if (after := page.next) is None:
+            break
+    assert (seen[:2], sorted(seen[2:])) == (["Bob", "Carl"], ["Ada", "cleo", "dora", "emil"])
+
+
 def test_an_accounts_entries_are_those_of_money_and_no_charges(timed: Books, clock: Clock) -> None:
     ledger, account_id = timed.ledger, timed.account_id
     ledger.credit(account_id, 700, memo="invoice 7")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from selenium.common.exceptions import ElementClickInterceptedException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -50,23 +51,30 @@ def traffic(browser: Chrome) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read(browser: Chrome, base: str, operations: int) -> None:
-    """Opens the page, where the first operation is open, and the schema of its body; then a group by its link."""
+    """Opens the page, which shows all operations with their fields, examples and errors; then a group by its link."""
     browser.get(f"{base}/docs")
-    wait = WebDriverWait(browser, PATIENCE_S)
-    wait.until(lambda _: len(browser.find_elements(By.CSS_SELECTOR, ".opblock")) == operations)
-    wait.until(lambda _: "Why is the sky blue?" in browser.find_element(By.CSS_SELECTOR, ".opblock.is-open").text)
-    assert "Air scatters blue light" in browser.find_element(By.CSS_SELECTOR, ".opblock.is-open").text
-    browser.find_element(By.XPATH, "//*[text()='Schema']").click()
-    wait.until(lambda _: "frequency_penalty" in browser.find_element(By.CSS_SELECTOR, ".opblock.is-open").text)
-    assert not browser.find_elements(By.CSS_SELECTOR, ".errors-wrapper, .loading-container .failed-config")
-    links = browser.find_elements(By.CSS_SELECTOR, ".guides a[href*='#operations-tag-']")
-    assert len(links) == len(browser.find_elements(By.CSS_SELECTOR, ".opblock-tag-section")) > 5
-    for link in links:
-        assert browser.find_elements(By.ID, str(link.get_attribute("href")).partition("#")[2])
+    wait = WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[ElementClickInterceptedException])
+    wait.until(lambda _: len(browser.find_elements(By.CSS_SELECTOR, "#docs [id^='operation/']")) == operations)
+    chat = browser.find_element(By.ID, "operation/createChatCompletion")
+    for shown in ("frequency_penalty", "Needs an API key.", f"curl {base.removesuffix('/v1')}/v1/chat", "Air scatters"):
+        assert shown in chat.text
+    tab = chat.find_element(By.XPATH, ".//li[text()='Python']")
+    browser.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", tab)
+    wait.until(lambda _: tab.click() or tab.get_attribute("aria-selected") == "true")
+    for operation in (chat, browser.find_element(By.ID, "operation/createMessage")):
+        wait.until(lambda _, one=operation: "import" in one.find_element(By.CSS_SELECTOR, "[role=tabpanel] pre").text)
+    assert "budget_exceeded" in browser.find_element(By.ID, "section/Errors").text
+    for shown in ("dark", "light"):
+        browser.find_element(By.CSS_SELECTOR, "[data-theme-toggle]").click()
+        assert browser.execute_script("return document.documentElement.dataset.bsTheme") == shown
     browser.get(f"{base}/docs/guides/quick-start")
-    browser.find_element(By.CSS_SELECTOR, ".guides a[href$='#operations-tag-Messages']").click()
-    top = "return document.getElementById('operations-tag-Messages')?.getBoundingClientRect().top ?? 9999"
+    links = browser.find_elements(By.CSS_SELECTOR, ".guides a[href*='#tag/']")
+    anchors = [str(link.get_attribute("href")).partition("#")[2] for link in links]
+    assert "tag/Account-management" in anchors
+    links[anchors.index("tag/Messages")].click()
+    top = "return document.getElementById('tag/Messages')?.getBoundingClientRect().top ?? 9999"
     wait.until(lambda _: browser.execute_script(top) < 200)
+    assert all(browser.find_elements(By.ID, anchor) for anchor in anchors)
 
 
 @pytest.mark.slow
@@ -81,7 +89,7 @@ async def test_the_page_shows_every_operation_and_sends_no_request_to_another_ho
     seen = traffic(browser)
     asked = {params["request"]["url"] for name, params in seen if name == "Network.requestWillBeSent"}
     assert f"http://127.0.0.1:{port}{prefix}/openapi.json" in asked
-    assert {url.netloc for url in map(urlsplit, asked) if url.scheme != "data"} == {f"127.0.0.1:{port}"}
+    assert {url.netloc for url in map(urlsplit, asked) if url.scheme not in ("data", "blob")} == {f"127.0.0.1:{port}"}
     assert [params for name, params in seen if name == "Network.loadingFailed"] == []
     statuses = {params["response"]["status"] for name, params in seen if name == "Network.responseReceived"}
     assert statuses <= {200, 304}
@@ -89,13 +97,14 @@ async def test_the_page_shows_every_operation_and_sends_no_request_to_another_ho
 
 
 async def test_the_page_loads_nothing_from_other_hosts_and_can_not_be_framed(http: httpx.AsyncClient) -> None:
-    for path in ("/docs", "/docs/start.js", "/docs/page.css", "/docs/swagger-ui-bundle.js", "/docs/guides/chat"):
+    for path in ("/docs", "/docs/start.js", "/docs/page.css", "/docs/redoc.js", "/docs/guides/chat"):
         answer = await http.get(path)
         assert answer.status_code == 200, path
         policy = dict(part.split(maxsplit=1) for part in answer.headers["content-security-policy"].split("; "))
         assert (policy["default-src"], policy["frame-ancestors"]) == ("'none'", "'none'"), path
         for sources in policy.values():
-            assert set(sources.split()) <= {"'none'", "'self'", "'unsafe-inline'", "data:"}, path
+            assert set(sources.split()) <= {"'none'", "'self'", "'unsafe-inline'", "data:", "blob:"}, path
+        assert [name for name, sources in policy.items() if "blob:" in sources] == ["worker-src"], path
         assert "'unsafe-inline'" not in policy["script-src"], path
         assert answer.headers["x-content-type-options"] == "nosniff", path
 
@@ -111,7 +120,7 @@ async def test_the_typeface_is_loaded_early_once_and_kept(http: httpx.AsyncClien
 
 
 async def test_no_file_outside_of_the_page_is_served(http: httpx.AsyncClient) -> None:
-    for name in ("redoc.standalone.js", "..%2f__init__.py", "../core.py", "nothing.js"):
+    for name in ("redoc.standalone.js", "vendor/redoc.standalone.js", "..%2f__init__.py", "../core.py", "nothing.js"):
         assert (await http.get(f"/docs/{name}")).status_code == 404
 
 
@@ -184,10 +193,11 @@ async def test_examples_in_several_languages_are_tabs_of_one_group(http: httpx.A
         assert re.findall(r"<label[^>]*>(\w+)<", group) == languages
         assert len(set(re.findall(r'name="(tabs-\d+)"', group))) == 1
         assert group.count(" checked") == 1
+        assert group.count("<code data-code=") == len(languages)
     assert len(set(re.findall(r' id="([^"]+)"', page))) == len(re.findall(r' id="([^"]+)"', page))
 
 
-@pytest.mark.parametrize("path", ["/docs/tabler.min.css", "/docs/swagger-ui-bundle.js", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/docs/tabler.min.css", "/docs/redoc.js", "/openapi.json"])
 async def test_a_large_file_of_the_page_is_compressed_only_for_who_accepts_it(
     http: httpx.AsyncClient, path: str
 ) -> None:

@@ -87,6 +87,32 @@ async def test_refusals_of_an_account_at_a_time_come_with_their_reasons(world: W
     assert (compared["backends"], compared["is_complete"]) == ([], True)  # none of them was settled
 
 
+async def test_requests_are_counted_by_minute_and_outcome(world: World, tmp_path: Path) -> None:
+    world.admin.now = lambda: 1_700_000_010.0
+
+    def line(seconds: float, **more: Any) -> dict[str, Any]:
+        return served("b", time=utc_text(world.admin.now() + seconds, "milliseconds")) | more
+
+    lines = [line(-4000), line(-400), line(-85, first_token_ms=300.0), line(-80), line(-80, status=429, outcome=None)]
+    lines += [line(-75, outcome="cancelled"), line(-70, outcome="failed"), line(-65, status=499, outcome=None)]
+    lines += [line(-10)]
+    log = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
+    (tmp_path / "gateway.jsonl").write_text(log)
+    world.admin.recent_lines = partial(recent_lines, tmp_path)
+    found = await run(world, "minutes", {"since": 0.0})
+    assert [found["minutes"][0]["at"], found["minutes"][-1]["at"]] == [1_699_996_440.0, 1_699_999_920.0]  # an hour
+    counts = {"completed": 2, "rejected": 1, "failed": 1, "cancelled": 2}
+    assert found["minutes"][-1] == counts | {"at": 1_699_999_920.0, "first_token_ms": {"p50": 200.0, "p95": 290.0}}
+    assert sum(one["completed"] for one in found["minutes"]) == 3
+    assert found["latest"]["completed"] == 3  # with the one of the minute that has not ended
+    assert found["latest"]["seconds"] == 300.0
+    assert len((await run(world, "minutes", {"since": world.admin.now()}))["minutes"]) == 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve_app.admin.for_console.MAX_COUNTED", 2)
+        found = await run(world, "minutes", {"since": 0.0})
+    assert (found["minutes"], found["latest"]["seconds"]) == ([], 65.0)  # of the latest two requests
+
+
 async def test_refusals_of_all_accounts_are_counted(world: World, tmp_path: Path) -> None:
     def line(account: str | None, status: int = 429, code: str = "requests", seconds: float = -60) -> dict[str, Any]:
         at = utc_text(world.admin.now() + seconds, "milliseconds")

@@ -33,7 +33,7 @@ class Body(NamedTuple):
 
 MESSAGES = (
     "must not repeat|messages must have at least one message",
-    "can be any only when tools are given",
+    "must not be 'any' without tools",
     "tool_choice.name must name one of the tools",
     "has tool_use, so a message with the tool_result must follow",
     "output_format is not a field here|mcp_servers is not supported",
@@ -41,9 +41,9 @@ MESSAGES = (
 RESPONSES = (
     "input must have at least one (item|message)",
     "is not stored",
-    "(tool_choice|tools)[a-z_.0-9\\[\\]]* (can't be required|must name|must not repeat)",
+    "(tool_choice|tools)[a-z_.0-9\\[\\]]* (can't be 'required'|must name|must not repeat)",
     "stream_options.resume is (only|not) possible|background (needs store: true|is not possible together with)",
-    "max_output_tokens must be at least|(conversation|prompt|context_management|moderation) is not served",
+    "max_output_tokens must be at least|(conversation|prompt|context_management|moderation) is not supported",
     "must have names of at most 64|metadata.* must have at most 512",
 )
 BODIES: dict[str, Body] = {

@@ -38,10 +38,10 @@ UNTOLD = (
     "min_tokens must not be above max_tokens",
     "must not repeat",
     "stream_options.resume is (only possible with n: 1|not possible with logprobs)",
-    "tool_choice can be required only when tools are given",
+    "tool_choice must not be 'required' without tools",
     r"tool_choice\.(function|allowed_tools\.tools\[[0-9]+\]\.function)\.name must name one of the tools",
     "continue_final_message is only possible if",
-    "add_generation_prompt (must be|can only be) false",
+    "add_generation_prompt (must be false|can be false only)",
     "chat_template_kwargs must be at most",
     "maximum context length",
     "both set the form of the reply",
@@ -49,7 +49,7 @@ UNTOLD = (
     "is a string but not valid JSON",
     r"^(guided_json|structured_outputs\.json) must be an object",  # a string that is JSON, and none
     "response_format.schema is only possible with json_object",
-    "can't be enforced. (Send response_format|Leave it out)|is not a field here|is an older form|is not served",
+    "can't be enforced. (Send response_format|Leave it out)|is not a field here|is an older form|is not supported",
     "repetitions are written out|has a min[A-Z][a-z]+ of",
     "in a JSON schema|for a JSON schema|is a JSON schema of|characters: at most|asks for too much",
 )

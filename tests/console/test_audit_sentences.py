@@ -63,7 +63,7 @@ def change(was: Any, now: Any) -> dict[str, Any]:
         (
             "update_key",
             {"budget": change(None, 10**9), "expires_at": change(None, 1_800_000_000.0)},
-            "changed the API key eve@example.com of Acme: budget from none to 1.00 USD, "
+            "changed the API key “eve@example.com” of Acme: budget from none to 1.00 USD, "
             "expires at from none to 15 Jan 2027, 08:00 UTC",
         ),
         ("correct", {"amount": -2 * 10**9, "memo": "t7"}, "corrected the balance of Acme: subtracted 2.00 USD (t7)"),

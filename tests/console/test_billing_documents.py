@@ -221,7 +221,7 @@ def test_the_billing_page_has_what_each_month_cost_and_the_latest_transactions(h
     page, names = house.member().get(f"{account}/billing").text, months(house)
     for month in names:
         charged = sum(row.charged for row in statement(house, month).usage)
-        row = re.search(rf"<tr>(?:(?!</tr>).)*/statements/{month}\"", page, re.DOTALL)
+        row = re.search(rf"<tr>(?:(?!</tr>).)*/statements/{month}\.pdf\"", page, re.DOTALL)
         assert row is not None
         assert f'title="{format_amount(charged)}"' in row[0]
     shown = re.search(r'aria-label="Transactions in.*?</section>', page, re.DOTALL)

@@ -13,7 +13,7 @@ from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.people import FindPerson
-from tests.accounting.books import settlement
+from tests.accounting.books import NOON, settlement
 
 from .conftest import PASSWORD, STRAY_SCRIPT, House, submit, words
 
@@ -44,6 +44,24 @@ def test_a_key_is_made_with_its_terms_shown_once_and_revoked(house: House, caplo
     assert (log[0].actor, log[0].action) == ("ada@example.org", "create_key")
     assert submit(browser, path, f"{path}/{found[0].key_id}/revoke").status_code == 303
     assert house.ledger.list_keys(house.account_id)[0].active is False
+
+
+def test_a_keys_page_has_its_maker_its_spend_and_its_last_use(house: House) -> None:
+    browser, path = house.member(), f"/console/accounts/{house.account_id}/keys"
+    submit(browser, path, path, name="laptop")
+    [key] = house.ledger.list_keys(house.account_id)
+    by_operator = house.ledger.create_key(house.account_id, "old", digest("k"), "sk-…")
+    used = [settlement("r1", house.account_id, key.key_id, started_at=NOON - 200, finished_at=NOON - 180)]
+    house.ledger.settle([*used, settlement("r2", house.account_id, by_operator.key_id, finished_at=NOON - 3 * 86400)])
+    listed = words(browser.get(path).text)
+    assert "3 minutes ago" in listed
+    assert "29 May 2026" in listed, "the day of a use before the last day"
+    assert listed.partition("Separated by")[0].count(" by ") == 1, "an account does not see which operator made a key"
+    page = browser.get(f"{path}/{key.key_id}").text
+    assert "<title>laptop · " in page
+    assert "Last used 3 minutes ago" in words(page)
+    assert f'href="/console/accounts/{house.account_id}/requests?key={key.key_id}&amp;range=30d"' in page
+    assert [f'action="{path}/{key.key_id}/{act}"' in page for act in ("rotate", "revoke")] == [True, True]
 
 
 def test_a_key_of_another_account_is_not_revoked(house: House) -> None:
@@ -149,7 +167,7 @@ def test_the_overview_shows_the_limits_that_apply_and_why_they_are_lower_now(hou
     page = words(browser.get(path).text)
     limits = ("Requests per minute 0 of 11", "Tokens per minute 0 of 7", "Concurrent requests 2 of 33")
     assert [one in page for one in limits] == [True] * 3
-    assert "0.25 USD held for running requests" in page
+    assert "$0.25 held for running requests" in page
     assert "smollm2 is busy, so this account may use 5 tokens per minute there" in page
 
 

@@ -24,16 +24,16 @@ def page(house: House, *identifiers: str, **facts: Any) -> str:
 
 def test_each_model_has_its_purpose_its_limits_and_its_prices(house: House) -> None:
     text = words(page(house, "svc-chat", "svc-coder"))
-    assert "svc-chat Conversation and general text 8,192 1,024 0.27 0.07 1.10" in text
-    assert "svc-coder Programming and mathematics 8,192 1,024" in text
+    assert "svc-chat Conversation and general text 8K 1K €0.27 €0.07 €1.10" in text
+    assert "svc-coder Programming and mathematics 8K 1K" in text
     assert "EUR per million tokens" in text
     assert "https://api.example.org/v1" in text
 
 
 def test_no_purpose_is_claimed_for_a_name_of_the_operators_choice(house: House) -> None:
     text = words(page(house, "acme-large"))
-    assert "Model Context (tokens)" in text
-    assert "acme-large 8,192 1,024 0.27" in text
+    assert "Model Context Max output" in text
+    assert "acme-large 8K 1K €0.27" in text
     assert "No models are offered yet." in words(page(house))
 
 

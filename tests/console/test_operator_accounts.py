@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from serve_app.console.key_names import playground_name
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.units import utc_text
@@ -29,14 +30,14 @@ def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> No
     assert "Requests per minute: the limit is 3 and 3 are in use." in page
     assert f'href="{path}/refusals"' in page
     page = browser.get(f"{path}/refusals").text
-    assert 'name="at" type="datetime-local" value="2026-06-01T12:00"' in page
+    assert 'name="at" type="datetime-local" value=""' in page
     assert "Why, in the last 24 hours" in page
     page = browser.get(f"{path}/refusals", params={"at": "2026-06-01T11:55"}).text
     assert house.asked[-1][:2] == (
         "refusals",
         {"account_id": house.account_id, "since": NOON - 15 * MINUTE, "until": NOON + 5 * MINUTE},
     )
-    assert "Why, from 1 Jun 2026, 11:45 UTC to 1 Jun 2026, 12:05 UTC 3 refused, 0 failed" in words(page)
+    assert "Why, from 1 Jun 2026, 11:45 UTC to 1 Jun 2026, 12:05 UTC 3 rejected (4xx), 0 failed (5xx)" in words(page)
     assert "429 2 × More requests per minute than the limit." in words(page)
     assert "The account&#39;s balance did not cover the request." in page  # a line without its reason
     assert page.index("<code>r60</code>") < page.index("<code>r300</code>")
@@ -58,10 +59,10 @@ def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_
     house.answers["refusals"] = {"lines": lines, "is_complete": True}
     browser, path = operator(house, "support", "sue@example.org"), f"/console/operator/accounts/{house.account_id}"
     page = words(browser.get(path).text)
-    assert "Refused 4 in 24 hours; 2 failed" in page
+    assert "Rejected (4xx) 4 last 24 hours, see why Failed (5xx) 2 last 24 hours" in page
     assert "3 times since 1 Jun 2026, 11:55:00 UTC , svc-chat" in page
     page = browser.get(f"{path}/refusals").text
-    assert "4 refused, 2 failed" in words(page)
+    assert "4 rejected (4xx), 2 failed (5xx)" in words(page)
     assert "the latest of 3" in page
     assert "2 more since 1 Jun 2026, 11:55:00 UTC" in words(page)
     assert page.count(f'href="{path}#limits"') == 1  # the other limit is the key's own
@@ -79,7 +80,9 @@ def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_
     assert "3 are in use" not in table
     assert ">API key</th>" not in table
     house.answers["refusals"] = {"lines": lines * 40, "is_complete": True}
-    assert "Refused ≥ 160 in 24 hours; ≥ 80 failed" in words(browser.get(path).text)  # a gateway returns the latest
+    assert "Rejected (4xx) ≥ 160 last 24 hours, see why Failed (5xx) ≥ 80" in words(
+        browser.get(path).text
+    )  # a gateway returns the latest
 
 
 def test_an_account_is_shown_while_gateways_and_limiters_are_away(house: House) -> None:
@@ -94,13 +97,17 @@ def test_an_account_is_shown_while_gateways_and_limiters_are_away(house: House) 
 
 def test_the_page_shows_keys_people_entries_and_the_limits_of_now(house: House) -> None:
     house.member("eve@example.org", "billing")
+    soon = NOON + 59 * MINUTE + 1
+    house.ledger.create_key(house.account_id, playground_name("eve@example.org"), "1" * 64, "sk-p…z", expires_at=soon)
     house.ledger.create_key(house.account_id, "<i>laptop", "0" * 64, "sk-abc…z")
     house.status = AccountStatus(house.account_id, 10**9, 2, Contract(rpm=77), (("smollm2", 1234),))
     browser, path = operator(house, "read-only", "ray@example.org"), f"/console/operator/accounts/{house.account_id}"
     page = browser.get(path).text
     assert cells(page, "Adaeve@example.org") == ["Billing", "Active"]  # the name is above the address
     assert cells(page, "&lt;i&gt;laptop")[0] == "sk-abc…z"
-    assert "Default: 77" in page
+    assert cells(page, "Playground (Ada)")[-1] == "in 59 minutes"
+    assert page.index("&lt;i&gt;laptop") < page.index("Playground (Ada)")  # although it was created first
+    assert "Requests per minute 77 (default)" in words(page)
     assert "smollm2: 1,234 tokens per minute" in page
     assert "Payment" in page
     assert "Save limits" not in page  # a reader changes nothing

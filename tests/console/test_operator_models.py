@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.console.operator_model_pages import comparison, verdict
 
-from .conftest import House, operator, submit
+from .conftest import House, cells, operator, submit, words
 
 PATH = "/console/operator/models/svc-chat"
 NOW_TEXT = "2026-06-01T12:00:00Z"
@@ -70,6 +70,9 @@ def test_the_page_shows_the_difference_and_refreshes_it(served: House) -> None:
     page = operator(served, "read-only", "ray@example.org").get(PATH).text
     assert "+50%" in page
     assert "3.00%" in page
+    assert cells(page, "First token, p95") == ["200 ms", "300 ms", "+50%"]
+    assert cells(page, "Error rate") == ["0.00%", "3.00%", "+3.00 points"]
+    assert cells(page, "Requests")[1] == "100"
     assert f'hx-get="{PATH}" hx-select="#comparison"' in page
     assert "&lt;b&gt;try" in page
     assert "Shift traffic" not in page  # a reader changes nothing
@@ -83,6 +86,9 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
     served.answers["model"] = MODEL | {"backends": [backend("stable", 1.0)]}
     page = operator(served, "admin", "ann@example.org").get(PATH).text
     assert "Start a canary" in page
+    assert "p95 200 ms" in words(page)
+    assert "too few to judge" not in page
+    assert "1 Jun 2026 In effect $1.00" not in words(page)  # the latest price of the ledger is another one
     assert "A canary is a second backend" in page
     assert "Percentages compare" not in page
 

@@ -91,7 +91,8 @@ def test_the_overview_names_who_spends_most_today_and_the_error_rate(house: Hous
     failures = page[page.index('id="failures"') :]
     for account_id in ids.values():
         assert f"/operator/accounts/{account_id}/refusals" in failures
-    assert "Open requests now: 2. Requests today: 6, of which 33.33% failed." in page
+    assert "Requests 6 Today" in words(page)
+    assert "Open requests 2 right now" in words(page)
     assert browser.get("/console/operator", params={"days": "90"}).text.count("25.00%") == 1  # of 8
     house.live = None
     assert "users are not served" in browser.get("/console/operator").text
@@ -112,7 +113,7 @@ def test_the_overview_counts_refused_requests_and_leads_to_their_reasons(house: 
     rows = [{"account": ids["Small"], "refused": 1234, "code": "requests"}]
     house.answers["refused"] = {"accounts": rows, "is_complete": False}
     page = browser.get("/console/operator").text
-    assert "Refused today ≥ 1,234" in words(page)
+    assert "Rejected today (4xx) ≥ 1,234" in words(page)
     assert cells(page, "Small")[-1] == "1,234"
     assert cells(page, "Large")[-1] == "0"
     refused = page[page.index('id="refused"') :]

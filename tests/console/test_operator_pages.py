@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from serve_app.console.live_pages import DRAWN
-from serve_app.console.pressure import Recent
-from serve_app.contracts.books import Outcome, SettlementRejected
+from serve_app.console.request_history import Latest
+from serve_app.contracts.books import Audit, Outcome, SettlementRejected
 from serve_app.contracts.operators import SetOperatorRole
 from serve_app.contracts.units import DAY_S
 from tests.accounting.books import NOON, settlement
@@ -94,7 +94,7 @@ def test_a_large_credit_needs_a_second_operator(house: House) -> None:
     page = fred.get(credits).text
     assert "&lt;b&gt;invoice 7&lt;/b&gt;" in page
     assert "by fay@example.org" in page
-    assert "No credit was given in the console yet." in page
+    assert "No credits yet." in page
     assert balance(house) == 5
     [approve] = {part for part in page.split('"') if part.endswith("/approve")}
     assert approve not in fay.get(credits).text
@@ -114,10 +114,22 @@ def test_a_large_credit_needs_a_second_operator(house: House) -> None:
     assert submit(fay, credits, reject).status_code == 303
     page = fay.get(credits).text
     assert "No credit waits" in page
+    row = cells(page, "Ada&#39;s")
+    assert (row[0], row[1], row[3:]) == ("100.00", "Payment", ["fred@example.org", "–", "just now"])
     assert "Approved by fred@example.org" in page
     assert "Rejected by fay@example.org" in page
     assert balance(house) == 105
     assert house.ledger.check().ok
+
+
+def test_credits_of_commands_are_listed_and_payments_of_a_provider_are_not(house: House) -> None:
+    for actor, memo in (("make serve key:f6e1909ec1f5", "opening credit"), ("stripe", "stripe pi_1")):
+        more = {"kind": "grant" if actor != "stripe" else "top_up", "memo": memo, "audit": Audit(actor)}
+        house.ledger.credit(house.account_id, 5 * 10**9, **more)
+    page = operator(house, "read-only", "ray@example.org").get("/console/operator/credits").text
+    found = ["5.00", "Credit", "opening credit", "make serve (operator key)", "Never", "just now"]
+    assert cells(page, "Ada&#39;s") == found
+    assert "pi_1" not in page
 
 
 def test_the_books_are_shown(house: House) -> None:
@@ -193,7 +205,7 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
     assert 'hx-get="/console/operator/live" hx-select="#now"' in page
     assert "smollm2 is overloaded: the limits of its users are lowered to 50%." in page
     assert chart(page, "speed")["labels"] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
-    assert 'id="rate-data"' not in page  # four rates between five samples
+    assert 'id="requests-data"' not in page  # four rates between five samples
     assert chart(page, "pressure") == {
         "labels": ["12:00", "12:01", "12:02", "12:03", "12:04"],
         "series": [{"name": "smollm2", "values": levels}],
@@ -221,13 +233,13 @@ async def test_the_live_view_counts_the_requests_of_the_last_minutes(house: Hous
         serve(minute, Outcome.FAILED if minute == 4 else Outcome.COMPLETED)
         await pressure.look()
     assert pressure.rates() == [(NOON + 60 * minute, 1.0) for minute in range(1, 5)]
-    assert await pressure.recent() == Recent(requests=4, failed=1, minutes=4.0)
+    assert await pressure.recent() == Latest(requests=4, failed=1, minutes=4.0)
     browser = operator(house, "read-only", "ann@example.org")
     for path in ("/console/operator/live", "/console/operator"):
         assert "Last 4 minutes: 4 requests, 1 failed." in browser.get(path).text
     page = words(browser.get("/console/operator/live").text)
     assert "Requests per minute 1.0" in page
-    assert "Error rate 25.0% 1 of 4 failed" in page
+    assert "Error rate 25.00% 1 of 4 failed" in page
     house.clock.now = NOON + DAY_S  # another day begins with none
     assert await pressure.recent() is None
 
@@ -254,7 +266,7 @@ async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_man
     page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
     assert [one["name"] for one in chart(page, "pressure")["series"]] == [f"b{number}" for number in range(DRAWN)]
     assert "The 2 backends with the lowest values are not drawn." in page
-    assert "Charts since 1 Jun 2026, 12:00 UTC." in page
+    assert "Tokens and pressure since 1 Jun 2026, 12:00 UTC." in page
 
 
 def test_the_account_half_of_the_navigation_folds_for_operators_on_their_pages(house: House) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from serve_app.api.doors import DOORS
-from serve_app.console.request_pages import SEARCHES_PER_MINUTE, timeline
+from serve_app.console.request_pages import SEARCHES_PER_MINUTE, output_speed, timeline
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.operators import SetOperatorRole
 from serve_app.storage.request_log import Found
 from tests.accounting.books import NOON, settlement
 
-from .conftest import PASSWORD, House, submit
+from .conftest import PASSWORD, House, submit, words
 from .test_usage_pages import DAY, TODAY, YESTERDAY, rows_of, use
 
 PHASE_NAMES = ["Admission", "Queue", "Prompt", "Generation"]
@@ -51,10 +51,13 @@ def test_requests_are_listed_newest_first_page_by_page(house: House) -> None:
     path, browser = f"/console/accounts/{house.account_id}/requests", house.member(role="billing")
     first = browser.get(path).text
     assert listed(first) == [f"r{number:03d}" for number in range(69, 19, -1)]
+    assert "1–50 of 71 requests" in words(first)
     link = re.search(r'rel="next" href="([^"]+)"', first)
     assert link is not None
     second = browser.get(link[1].replace("&amp;", "&")).text
     assert listed(second) == [*(f"r{number:03d}" for number in range(19, -1, -1)), "older"]
+    assert "51–71 of 71 requests" in words(second)
+    assert "requests" in browser.get(path, params={"earlier": "9" * 99}).text
     assert 'rel="next"' not in second
     assert browser.get(path, params={"after": "nowhere"}).status_code == 422
 
@@ -137,12 +140,32 @@ def test_a_request_of_another_account_is_not_found(house: House) -> None:
     assert (answer.status_code, "No request with id “chatcmpl-1”" in answer.text) == (200, True)
 
 
-@pytest.mark.parametrize(("seconds", "names"), [(1.28, PHASE_NAMES), (1.3, [*PHASE_NAMES, "Not measured"])])
-def test_time_outside_the_phases_is_named_if_it_is_more_than_a_few_per_cent(seconds: float, names: list[str]) -> None:
-    line = {"admit_ms": 1.25, "queue_ms": 0.0, "prefill_ms": 250.0, "decode_ms": 1000.0}
-    bars = timeline(line, seconds)
-    assert [one.name for one in bars] == names
-    assert bars[-1].begins + bars[-1].width == pytest.approx(100)
+@pytest.mark.parametrize(
+    ("seconds", "names", "first"),
+    [
+        (1.2512, PHASE_NAMES, 251.2),
+        (1.3, [*PHASE_NAMES, "Other"], 251.2),
+        (0.9, PHASE_NAMES, 251.2),
+        (0.1, PHASE_NAMES, 100.0),
+    ],
+)
+def test_the_phases_up_to_the_replys_end_add_up_to_the_duration(seconds: float, names: list[str], first: float) -> None:
+    line = {"admit_ms": 1.24, "queue_ms": 0.0, "prefill_ms": 250.0, "decode_ms": 1000.0, "settle_ms": 14.3}
+    made = timeline(line, seconds)
+    assert made is not None
+    assert [one.name for one in made.bars] == names
+    assert sum(round(one.ms * 10) for one in made.bars) == round(made.total_ms * 10) == round(seconds * 10_000)
+    assert made.first_token_ms == pytest.approx(first)
+    assert made.after is not None
+    assert (made.after.name, made.after.ms, made.after.begins) == ("Settlement", 14.3, made.ends)
+    assert made.after.begins + made.after.width == pytest.approx(100)
+
+
+def test_the_output_speed_counts_the_tokens_after_the_first() -> None:
+    line = {"decode_ms": 500.0}
+    assert output_speed(line, 52) == 102.0
+    assert [output_speed(line, 1), output_speed({"decode_ms": 0.0}, 52), output_speed({}, 52)] == [None] * 3
+    assert output_speed(line | {"reruns": 1}, 52) is None, "the tokens of several runs, the time of the last"
 
 
 def test_a_request_shows_its_phases_from_the_log_and_never_its_texts(house: House) -> None:
@@ -159,10 +182,21 @@ def test_a_request_shows_its_phases_from_the_log_and_never_its_texts(house: Hous
     page = house.member().get(path).text
     assert asked == [("chatcmpl-1", NOON - 60)]
     text = re.sub(r"(<[^>]+>|\s)+", " ", page)
-    for part in ("Admission", "1.2 ms", "Prompt", "250.0 ms", "Generation", "1,000.0 ms", "length", "a" * 32):
+    for part in (
+        "Admission",
+        "1.2 ms",
+        "Prompt",
+        "250.0 ms",
+        "Generation",
+        "1,000.0 ms",
+        "length",
+        "a" * 32,
+        "3.0 tokens/s after",
+    ):
         assert part in text, part
     assert "Settlement" not in text, "its duration is not known"
-    assert "Not measured" in text, "the phases do not cover the whole duration"
+    assert "Other" in text, "the phases do not cover the whole duration"
+    assert "First token after 251.2 ms" in text
     assert "77.0" not in text
     assert "a secret" not in page
 

@@ -30,7 +30,7 @@ def sign_in(house: House, browser, email: str = EMAIL, password: str = PASSWORD,
 def test_an_invitation_leads_to_the_overview_and_opens_once(house: House) -> None:
     browser = house.member()
     page = browser.get(browser.get("/console/").headers["location"])
-    assert "5.00 USD" in page.text
+    assert "$5.00" in page.text
     assert house.browser().get("/console/invitations/token-of-ada@example.org").status_code == 404
     out = submit(browser, "/console/profile", "/console/sign-out")
     assert out.headers["location"] == SIGN_IN
@@ -73,7 +73,7 @@ def test_wrong_sign_ins_are_all_told_the_same(house: House) -> None:
         for email, password in ((EMAIL, "wrong"), ("nobody@example.org", PASSWORD))
     ]
     assert {page.status_code for page in pages} == {403}
-    assert all("E-mail or password is wrong." in page.text for page in pages)
+    assert all("Email or password is wrong." in page.text for page in pages)
 
 
 @pytest.mark.parametrize("trusted_proxies", [0, 1])
@@ -272,6 +272,16 @@ def test_the_secret_of_the_codes_is_a_picture_without_a_style_that_the_policy_re
     wrong = submit(browser, CODES, CODES, **fields)
     assert (wrong.status_code, 'value="' + "A" * 32 in wrong.text) == (422, True), "the app keeps its entry"
     assert submit(browser, CODES, CODES, **fields | {"password": "wrong"}).status_code == 403
+
+
+def test_a_person_signs_out_the_other_sessions_and_keeps_this_one(house: House) -> None:
+    first, here = house.member(), house.browser()
+    sign_in(house, here)
+    stranger = house.member("bob@example.org")
+    assert "Sign out other sessions" in here.get("/console/profile").text
+    assert submit(here, "/console/profile", "/console/profile/sessions/end-others").status_code == 303
+    assert [one.get("/console/profile").status_code for one in (first, here, stranger)] == [303, 200, 200]
+    assert "Sign out other sessions" not in here.get("/console/profile").text
 
 
 def test_a_new_password_ends_the_other_sessions(house: House) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-OTHERS = {"sqlalchemy", "alembic", "psycopg", "typer", "rich", "fastapi_offline", "grafana_client", "httpx"}
+OTHERS = {"sqlalchemy", "alembic", "psycopg", "typer", "rich", "grafana_client", "httpx"}
 ROOMS = {"accounting", "admin", "api", "cli", "gateway", "launch"}
 
 PROGRAM = """

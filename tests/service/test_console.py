@@ -261,7 +261,9 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     account.settled(3)
 
     def told() -> list[str]:
-        return [one.text for one in browser.find_elements(By.CLASS_NAME, "figures") if " out, 0.0" in one.text]
+        return [
+            one.text for one in browser.find_elements(By.CLASS_NAME, "figures") if " output tokens · $0.0" in one.text
+        ]
 
     until(lambda: len(told()) == 2)
     assert len(browser.find_elements(By.CSS_SELECTOR, ".assistant span[title*='%']")) == 10
@@ -389,13 +391,13 @@ def test_the_keyboard_alone_suffices(service: Service, browser: Chrome) -> None:
     press_keys(Keys.ENTER)
     assert browser.switch_to.active_element == browser.find_element(By.NAME, "name")  # of the dialog
     press_keys("by keys")
-    reach("//button[normalize-space()='Create the key']")
+    reach("//dialog//button[normalize-space()='Create key']")
     press_keys(Keys.SPACE)
     titled(browser, "Your new key")
     sections = ("Playground", "Usage", "Requests", "Billing", "Alerts", "Members", "Settings")
     links = [f"//aside//a[normalize-space()='{section}']" for section in sections]
     menu = "//a[@aria-label='Your profile']"
-    titles = [*sections, "Quick start", "Profile"]
+    titles = [*sections, "Connect", "Profile"]
     for title, path in zip(titles, [*links, "//header//a[contains(@href, '/docs')]", menu], strict=True):
         reach(path)
         press_keys(Keys.ENTER)
@@ -437,6 +439,7 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     browser.find_element(By.LINK_TEXT, "Cleo's").click()
     titled(browser, "Cleo's")
     expect_usable(browser)
+    press(browser, "Edit limits")
     browser.find_element(By.NAME, "rpm").send_keys("7")
     press(browser, "Save limits")
     until(lambda: account.show()["limits"]["rpm"] == 7)

@@ -16,7 +16,7 @@ def test_the_documentation_is_served_whole_and_without_a_key(service: Service, p
     assert fields["model"]["enum"] == ["svc-chat", "svc-coder", "svc-broken", "svc-moves"]
     page = service.http.get(f"{prefix}/docs")
     assert page.headers["content-type"].startswith("text/html")
-    for name, least in (("swagger-ui-bundle.js", 10**6), ("swagger-ui.css", 10**5), ("start.js", 10)):
+    for name, least in (("redoc.js", 10**6), ("page.css", 10**3), ("start.js", 10)):
         assert f"docs/{name}" in page.text
         asset = service.http.get(f"{prefix}/docs/{name}", headers={"accept-encoding": "identity"})
         assert asset.status_code == 200

@@ -73,15 +73,21 @@
     const timeZone = utc ? "UTC" : undefined;
     const exact = dated({ dateStyle: "medium", timeStyle: "long", timeZone });
     const date = dated({ dateStyle: "medium", timeZone });
+    const inLog = dated({ day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone });
+    const zone = new Intl.DateTimeFormat("en-GB", { timeZone, timeZoneName: "short" }).formatToParts(now);
     for (const one of document.querySelectorAll("time[datetime]")) {
       const at = new Date(one.dateTime), seconds = (at - now) / 1000;
       one.title = exact(at);
       if ("exact" in one.dataset) { one.textContent = exact(at); continue; }
-      if (Math.abs(seconds) >= 86400) { one.textContent = date(at); continue; }
       const unit = units.find(([, size]) => Math.abs(seconds) >= size);
-      one.textContent = unit ? relative.format(Math.trunc(seconds / unit[1]), unit[0])
+      const near = Math.abs(seconds) >= 86400 ? date(at) : unit ? relative.format(Math.trunc(seconds / unit[1]), unit[0])
         : seconds > 0 ? "in a moment" : "just now";
+      if ("log" in one.dataset) {
+        one.textContent = inLog(at).replace(",", "");
+        one.title = `${near}, ${exact(at)}`;
+      } else one.textContent = near;
     }
+    for (const one of document.querySelectorAll("[data-zone]")) one.textContent = zone.find((part) => part.type === "timeZoneName").value;
     for (const one of document.querySelectorAll("[data-zone-switch]")) {
       one.hidden = false;
       one.querySelector("span").textContent = utc ? "Show times in your zone" : "Show times in UTC";
@@ -113,7 +119,10 @@
   const charts = new Map();
   const COLOURS = ["#066fd1", "#f76707", "#2fb344", "#ae3ec9", "#f59f00", "#0ca678", "#d6336c", "#4263eb", "#74b816", "#667382"];
   const REDS = ["#d63939", "#f0883e", "#a61e4d", "#e8a0a0", "#7a1414", "#c98a2b", "#f06595", "#862e2e"];
-  const STATUS_COLOURS = { Completed: "#2fb344", Failed: "#d63939", "Cancelled by the client": "#8a97a8" };
+  const STATUS_COLOURS = {
+    Completed: "#2fb344", Failed: "#d63939", "Cancelled by the client": "#8a97a8",
+    "Rejected (4xx)": "#f59f00", "Failed (5xx)": "#d63939", Cancelled: "#8a97a8", p50: "#066fd1", p95: "#f76707",
+  };
   // "2026-11-26" is shown as "26 Nov", and an hour of it as "05:00".
   function moment(label, _, all) {
     const found = /^(\d{4}-\d\d-\d\d)(?:T(\d\d))?$/.exec(label);
@@ -132,14 +141,16 @@
     const whole = data.series.every((one) => one.values.every((value) => Number.isInteger(value ?? 0)));
     const palette = data.failed ? REDS : COLOURS;
     const colour = (one, index) => STATUS_COLOURS[one.name] ?? palette[index % palette.length];
+    const last = data.so_far ? data.labels.length - 1 : -1; // a day or hour that is not over: paler
+    const paint = (shade) => data.labels.map((_, index) => (index === last ? `${shade}73` : shade));
     charts.get(figure)?.destroy();
     Chart.defaults.font.family = style.fontFamily;
     charts.set(figure, new Chart(figure.querySelector("canvas"), {
       type: line ? "line" : "bar",
       data: {
-        labels: data.labels.map(moment),
+        labels: data.labels.map(moment).map((label, index) => (index === last ? [label, "so far"] : label)),
         datasets: data.series.map((one, index) => ({
-          label: one.name, data: one.values, backgroundColor: colour(one, index), borderColor: colour(one, index),
+          label: one.name, data: one.values, backgroundColor: last < 0 ? colour(one, index) : paint(colour(one, index)), borderColor: colour(one, index),
           borderWidth: line ? 2 : 0, borderRadius: 2,
           pointRadius: line && data.labels.length <= 24 ? 2 : 0, pointHitRadius: 12, spanGaps: true, maxBarThickness: 40,
         })),
@@ -260,6 +271,7 @@
   });
   document.addEventListener("htmx:after:swap", () => {
     refresh();
+    for (const one of document.querySelectorAll("[data-updated]")) one.textContent = `${new Date().toISOString().slice(11, 19)} UTC`;
     if (wasIn) document.getElementById(wasIn)?.focus();
   });
   setInterval(times, 30000);

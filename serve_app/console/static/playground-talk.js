@@ -3,6 +3,12 @@
 import { showMarkdown } from "./playground-markdown.js";
 
 const RENDER_MS = 80; // between two renderings of a reply that grows
+const SIGNS = { USD: "$", EUR: "€", GBP: "£" };
+
+// An amount with its currency: "$0.27" or "0.27 CHF".
+export function money(amount, currency) {
+  return currency in SIGNS ? `${SIGNS[currency]}${amount}` : `${amount} ${currency}`;
+}
 
 export class Talk {
   constructor(place, currency) {
@@ -124,21 +130,23 @@ export class Talk {
   }
 
   #append(turn, number) {
+    const asked = element("div", "asked");
     const user = element("div", "turn user");
     const text = element("div", "text", turn.text);
     const tools = element("div", "turn-actions");
     tools.append(
-      button("Edit", () => this.#edit(user, turn, number)),
+      button("Edit", () => this.#edit(user, tools, turn, number)),
       button("Run again", () => this.onEdit(number, turn.text)),
     );
-    user.append(text, tools);
+    user.append(text);
+    asked.append(user, tools);
     const answer = element("div", "answer");
     const assistant = element("div", "turn assistant");
     const figures = element("div", "figures text-secondary small");
     answer.append(assistant, figures);
-    user.style.order = number * 2; // conversations that are compared share a grid
+    asked.style.order = number * 2; // conversations that are compared share a grid
     answer.style.order = number * 2 + 1;
-    this.place.append(user, answer);
+    this.place.append(asked, answer);
     const room = this.place.closest(".chat");
     const draw = () => {
       const isAtEnd = room.scrollHeight - room.scrollTop - room.clientHeight < 100;
@@ -168,25 +176,26 @@ export class Talk {
     const parts = [];
     if (turn.note) parts.push(turn.note);
     if (turn.usage) {
-      const charged = turn.charged ? `, ${turn.charged} ${this.currency}` : "";
-      parts.push(`${turn.usage.prompt_tokens.toLocaleString("en")} in, ${turn.usage.completion_tokens.toLocaleString("en")} out${charged}`);
+      parts.push(`${turn.usage.prompt_tokens.toLocaleString("en")} input + ${turn.usage.completion_tokens.toLocaleString("en")} output tokens`);
     }
-    if (turn.perSecond) parts.push(`${turn.perSecond.toFixed(1)} tokens per second`);
-    if (turn.firstMs) parts.push(`first token after ${turn.firstMs} ms in your browser`);
+    if (turn.charged) parts.push(money(turn.charged, this.currency));
+    const times = [];
+    if (turn.firstMs) times.push(`first token after ${turn.firstMs} ms`);
+    if (turn.perSecond) times.push(`then ${turn.perSecond.toFixed(1)} tokens/s`);
+    if (times.length) parts.push(`${times.join(", ")} (in your browser)`);
     if (turn.finish === "length") parts.push("ended at the maximum number of tokens");
     return parts.join(" · ");
   }
 
-  #edit(user, turn, number) {
+  #edit(user, tools, turn, number) {
     const area = element("textarea", "form-control");
     area.value = turn.text;
     area.rows = Math.min(10, turn.text.split("\n").length + 1);
     area.setAttribute("aria-label", "Edit the message");
-    const tools = element("div", "turn-actions");
-    const run = button("Run", () => this.onEdit(number, area.value));
-    run.classList.add("btn-primary");
-    tools.append(run, button("Cancel", () => this.render()));
-    user.replaceChildren(area, tools);
+    const run = button("Run", () => this.onEdit(number, area.value), "btn-primary");
+    tools.replaceChildren(run, button("Cancel", () => this.render()));
+    user.replaceChildren(area);
+    user.classList.add("edited");
     area.focus();
   }
 }
@@ -225,8 +234,8 @@ function element(tag, classes, text = "") {
   return made;
 }
 
-function button(label, act) {
-  const made = element("button", "btn btn-sm", label);
+function button(label, act, look = "btn-ghost-secondary") {
+  const made = element("button", `btn btn-sm ${look}`, label);
   made.type = "button";
   made.addEventListener("click", act);
   return made;

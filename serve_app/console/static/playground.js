@@ -4,7 +4,7 @@ import { Api } from "./playground-api.js";
 import { codeOf } from "./playground-code.js";
 import { parameterFields, readParameters, validate } from "./playground-parameters.js";
 import { linkTo, shared, Store } from "./playground-store.js";
-import { Talk } from "./playground-talk.js";
+import { money, Talk } from "./playground-talk.js";
 
 const form = document.getElementById("playground");
 const byId = (id) => document.getElementById(id);
@@ -87,8 +87,9 @@ function restore(kept) {
 function showOffers() {
   [0, 1].forEach((side) => {
     const offer = offers[field(`model${side}`).value];
-    const price = offer?.input ? `${offer.input} input, ${offer.output} output ${currency} per million tokens` : "";
-    const context = offer?.context ? `${offer.context.toLocaleString("en")} tokens of context` : "";
+    const price = offer?.input
+      ? `${money(offer.input, currency)} input, ${money(offer.output, currency)} output per million tokens` : "";
+    const context = offer?.context ? `${offer.context.toLocaleString("en")} context` : "";
     byId(`offer${side}`).textContent = [price, context].filter(Boolean).join(" · ");
   });
   const uses = Object.entries(offers[field("model0").value]?.temperatures ?? {});
@@ -109,7 +110,7 @@ function showTotals() {
   const tokens = sides.reduce((sum, talk) => sum + talk.tokens, 0);
   const cost = sides.reduce((sum, talk) => sum + talk.cost, 0);
   byId("totals").textContent = tokens
-    ? `This conversation: ${tokens.toLocaleString("en")} tokens, ${cost.toLocaleString("en", { maximumSignificantDigits: 6 })} ${currency}`
+    ? `This conversation: ${tokens.toLocaleString("en")} tokens, ${money(cost.toLocaleString("en", { maximumSignificantDigits: 6 }), currency)}`
     : "";
   byId("welcome").hidden = sides.some((talk) => talk.turns.length > 0);
   const calls = talks[0].openCalls;

@@ -3,14 +3,12 @@
 
 const page = document.documentElement;
 const shown = document.getElementById("docs");
-
-const follow = () => page.classList.toggle("dark-mode", page.getAttribute("data-bs-theme") === "dark");
-follow();
-document.addEventListener("theme-changed", follow);
+const EXAMPLE = "http://127.0.0.1:8000"; // the service's address in the document's examples
+const isDark = () => page.getAttribute("data-bs-theme") === "dark";
 
 for (const button of document.querySelectorAll("[data-theme-toggle]")) {
   button.hidden = false;
-  button.addEventListener("click", () => window.theme.choose(page.classList.contains("dark-mode") ? "light" : "dark"));
+  button.addEventListener("click", () => window.theme.choose(isDark() ? "light" : "dark"));
 }
 
 for (const button of document.querySelectorAll(".code .copy")) {
@@ -22,33 +20,113 @@ for (const button of document.querySelectorAll(".code .copy")) {
   });
 }
 
+// The language of examples: the last one that was chosen, here or in the console.
+const LANGUAGES = { Shell: "curl", curl: "curl", Python: "python", Node: "node" };
+function language() {
+  try { return localStorage.getItem("language"); } catch { return null; }
+}
+function keep(label) {
+  try { localStorage.setItem("language", LANGUAGES[label]); } catch { /* it holds for this page */ }
+}
+const labels = [...document.querySelectorAll(".tabs > label")];
+const take = () => labels.filter((one) => LANGUAGES[one.textContent] === (language() ?? "curl")).forEach((one) => { one.control.checked = true; });
+take();
+document.addEventListener("change", (event) => {
+  if (!event.target.matches(".tabs > .tab") || !(event.target.labels[0].textContent in LANGUAGES)) return;
+  keep(event.target.labels[0].textContent);
+  take();
+});
+
+const KEYS = { apiKey: "an API key", managementKey: "a management key", operatorKey: "the operator key" };
+// Arranges the document for the viewer: one table of the errors, rules of an operation folded, and one base URL.
+function arranged(document) {
+  const errors = new Map(), shared = document.components.responses ?? {};
+  for (const operation of Object.values(document.paths).flatMap((item) => Object.values(item))) {
+    const statuses = [];
+    for (const [status, { $ref }] of Object.entries(operation.responses)) {
+      if (status < "400" || !$ref || (errors.get(status) ?? $ref) !== $ref) continue;
+      errors.set(status, $ref);
+      statuses.push(status);
+      delete operation.responses[status];
+    }
+    const rules = operation.description ? `<details><summary>Notes</summary>\n\n${operation.description}\n\n</details>\n\n` : "";
+    const key = KEYS[Object.keys(operation.security?.[0] ?? {})[0]];
+    const facts = [key && `Needs ${key}.`, statuses.length && `[Errors](#section/Errors): ${statuses.join(", ")}`];
+    operation.description = rules + facts.filter(Boolean).join(" ");
+    delete operation.security;
+    const chosen = operation["x-codeSamples"]?.findIndex((one) => LANGUAGES[one.label] === language());
+    if (chosen > 0) operation["x-codeSamples"].unshift(...operation["x-codeSamples"].splice(chosen, 1));
+  }
+  // Which fields go together: the viewer would show each combination as a schema of its own.
+  for (const schema of Object.values(document.components.schemas))
+    if (schema.properties && schema.allOf?.every((one) => one.anyOf)) delete schema.allOf;
+  document.servers = [{ url: `${location.origin}/v1` }];
+  const about = `**Base URL** \`${location.origin}/v1\` · [OpenAPI document](${shown.dataset.document})`;
+  document.info.description = `${about}\n\n${document.info.description}`;
+  delete document.info.version;
+  const rows = [...errors].sort().map(([status, reference]) => {
+    const { description } = shared[reference.split("/").pop()];
+    return `| ${status} | ${description.replaceAll("\n", " ")} |`;
+  });
+  if (rows.length) document.info.description += `\n\n# Errors\n\n| Status | Meaning |\n|---|---|\n${rows.join("\n")}\n`;
+  return document;
+}
+
+function choose(tab) {
+  if (!(tab.textContent in LANGUAGES)) return;
+  keep(tab.textContent);
+  const before = tab.getBoundingClientRect().top;
+  for (const one of shown.querySelectorAll("[role=tab]:not([aria-selected=true])"))
+    if (one.textContent === tab.textContent) one.click();
+  scrollBy({ top: tab.getBoundingClientRect().top - before, behavior: "instant" });
+}
+
+function look() {
+  const [text, quiet, surface, panel, edge, link, ground] = isDark()
+    ? ["#e5e5e5", "#a3a3a3", "#171717", "#262626", "#404040", "#7db8f7", "#171717"]
+    : ["#262626", "#636363", "#ffffff", "#f5f5f5", "#e0e0e0", "#0558a8", "#fafafa"];
+  const font = { fontFamily: "var(--tblr-font-sans-serif)" };
+  return {
+    spacing: { unit: 5, sectionHorizontal: innerWidth < 576 ? 16 : 40, sectionVertical: 28 },
+    breakpoints: { small: "50rem", medium: "70rem", large: "105rem" },
+    colors: { primary: { main: link }, text: { primary: text, secondary: quiet }, border: { light: edge, dark: edge } },
+    typography: {
+      fontSize: "15px", lineHeight: "1.55", ...font, headings: { ...font, fontWeight: "600" },
+      code: { fontSize: "13px", fontFamily: "var(--tblr-font-monospace)", color: text, backgroundColor: panel, wrap: false },
+      links: { color: link, visited: link, hover: link },
+    },
+    sidebar: { backgroundColor: surface, textColor: text, activeTextColor: link, width: "270px" },
+    rightPanel: { backgroundColor: ground, textColor: text, width: "42%" },
+    codeBlock: { backgroundColor: surface },
+    schema: { nestedBackground: panel, linesColor: edge, typeNameColor: quiet, typeTitleColor: quiet, requireLabelColor: isDark() ? "#ff9c9c" : "#b42318" },
+  };
+}
+
+let described;
+function draw() {
+  const place = document.createElement("div");
+  shown.replaceChildren(place);
+  Redoc.init(structuredClone(described), {
+    theme: look(), scrollYOffset: ".service, .topbar", hideDownloadButtons: true, requiredPropsFirst: true,
+    hideSchemaTitles: true, hideSchemaPattern: true, nativeScrollbars: true, payloadSampleIdx: 3, jsonSamplesExpandLevel: 4, pathInMiddlePanel: true,
+  }, place, () => {
+    document.querySelector(".reference-head")?.remove();
+    for (const one of shown.querySelectorAll(".search-input")) one.setAttribute("aria-label", "Search the API reference");
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target) setTimeout(() => target.scrollIntoView({ behavior: "instant" }));
+  });
+}
+
 if (shown) {
-  const place = location.hash; // the viewer rewrites it
   const viewer = document.createElement("script");
   viewer.src = shown.dataset.viewer;
-  // What the viewer leaves out for the keyboard and screen readers.
-  new MutationObserver(() => {
-    for (const one of shown.querySelectorAll("pre.microlight:not([tabindex])")) one.tabIndex = 0;
-    for (const one of shown.querySelectorAll(".examples-select-element:not([aria-label])")) one.setAttribute("aria-label", "Example");
-  }).observe(shown, { childList: true, subtree: true });
-  viewer.addEventListener("load", () => {
-    window.ui = SwaggerUIBundle({
-      url: shown.dataset.document,
-      dom_id: "#docs",
-      deepLinking: true,
-      defaultModelsExpandDepth: 0,
-      displayRequestDuration: true,
-      validatorUrl: null, // it would send the document to another site
-      onComplete: () => {
-        // An operation that is open from the start, where there is room for its example and no other one is asked for.
-        const [tag, operation] = (shown.dataset.open ?? "").split("/");
-        if (operation && !place && matchMedia("(min-width: 992px)").matches)
-          window.ui.getStore().dispatch({ type: "layout_show", payload: { thing: ["operations", tag, operation], shown: true } });
-        if (place.startsWith("#operations-tag-")) {
-          history.replaceState(null, "", place);
-          document.getElementById(place.slice(1))?.scrollIntoView();
-        }
-      },
+  viewer.addEventListener("load", async () => {
+    const text = await (await fetch(shown.dataset.document)).text();
+    described = arranged(JSON.parse(text.replaceAll(EXAMPLE, location.origin)));
+    draw();
+    document.addEventListener("theme-changed", draw);
+    shown.addEventListener("click", (event) => {
+      if (event.isTrusted && event.target.matches("[role=tab]")) choose(event.target);
     });
   });
   document.head.append(viewer);

@@ -1,0 +1,102 @@
+"""Requests per minute of the last hour and their time to the first token, from the request log of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.units import HOUR_S
+
+MINUTE_S: Final = 60.0
+FRESH_S: Final = 10.0  # a page reads the log again after this time
+PATIENCE_S: Final = 2.0  # maximum wait of a page for the log
+UNSURE_S: Final = 300.0  # a request's line is written at its end: counts of the last minutes still grow
+KINDS: Final = {
+    "completed": "Completed",
+    "rejected": "Rejected (4xx)",
+    "failed": "Failed (5xx)",
+    "cancelled": "Cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Requests of the last minutes. `rejected` ones are not in `requests`; None: not known. Times in milliseconds."""
+
+    requests: int
+    failed: int
+    minutes: float
+    rejected: int | None = None
+    first_token_ms: Mapping[str, float] | None = None  # p50 and p95; None without a completed request
+
+
+class RequestHistory:
+    """Asks a gateway for the minutes that are not known yet, and keeps those of the last hour.
+
+    `latest` is None while the log can't be read.
+    """
+
+    def __init__(self, ask: Callable[..., Any], now: Callable[[], float]) -> None:
+        self._ask, self._now = ask, now
+        self._minutes: dict[float, Mapping[str, Any]] = {}
+        self._asked_at: float | None = None
+        self._asking = asyncio.Lock()
+        self.latest: Latest | None = None
+
+    async def look(self) -> None:
+        """Brings the history up to date, unless that was done a moment ago. Waits at most PATIENCE_S."""
+        async with self._asking:
+            now = self._now()
+            if self._asked_at is not None and 0 <= now - self._asked_at < FRESH_S:
+                return
+            self._asked_at = now
+            known = max(self._minutes, default=now - HOUR_S)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    found = await self._ask("minutes", {"since": max(now - HOUR_S, known - UNSURE_S)}, None)
+            except (Unavailable, TimeoutError, KeyError):  # KeyError: a gateway of the previous release
+                found = {"refused": True}
+            if "refused" in found:
+                self.latest = None
+                return
+            self._minutes |= {one["at"]: one for one in found["minutes"]}
+            for at in [at for at in self._minutes if at < now - HOUR_S - MINUTE_S]:
+                del self._minutes[at]
+            one = found["latest"]
+            requests = sum(one[kind] for kind in KINDS if kind != "rejected")
+            self.latest = Latest(requests, one["failed"], one["seconds"] / 60, one["rejected"], one["first_token_ms"])
+
+    def minutes(self) -> list[tuple[float, Mapping[str, Any] | None]]:
+        """Returns each minute from the first known one on with its figures; None for a gap."""
+        if not self._minutes:
+            return []
+        first, last = int(min(self._minutes) // MINUTE_S), int(max(self._minutes) // MINUTE_S)
+        return [(minute * MINUTE_S, self._minutes.get(minute * MINUTE_S)) for minute in range(first, last + 1)]
+
+    def requests_chart(self, clock: Callable[[float], str]) -> dict[str, Any] | None:
+        """Returns the requests of each minute by outcome; None before anything is known."""
+        minutes = self.minutes()
+        series = [
+            {"name": name, "values": [None if one is None else one[kind] for _, one in minutes]}
+            for kind, name in KINDS.items()
+        ]
+        shown = [one for one in series if one["name"] == KINDS["completed"] or any(one["values"])]
+        return _chart(minutes, shown, clock, type="bar", stacked=True)
+
+    def first_token_chart(self, clock: Callable[[float], str]) -> dict[str, Any] | None:
+        """Returns the median and the 95th percentile of the time to the first token; None before anything is known."""
+        minutes = self.minutes()
+        times = [(one or {}).get("first_token_ms") or {} for _, one in minutes]
+        series = [{"name": cut, "values": [one.get(cut) for one in times]} for cut in ("p50", "p95")]
+        return _chart(minutes, series if any(times) else [], clock, type="line", unit="ms")
+
+
+def _chart(
+    minutes: Sequence[tuple[float, Any]], series: list[dict[str, Any]], clock: Callable[[float], str], **more: Any
+) -> dict[str, Any] | None:
+    if not minutes or not series:
+        return None
+    return {"labels": [clock(at) for at, _ in minutes], "series": series, **more}
