@@ -41,7 +41,7 @@ class Load:
     accounts: int
     output: int
     step_tokens: int
-    delay: int  # 1 if vLLM schedules a step after the outputs of the step before, 2 if one step earlier
+    delay: int  # 1 if vLLM schedules a step after the outputs of the previous step, 2 if one step ahead of that
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from serve_app.settings import home_dir
 
 TEXTS = Path(__file__).with_name("texts")
 REFERENCE = "float32"
-LIMIT = 1.05  # what the engine promises for int8
+LIMIT = 1.05  # maximum ratio that the engine promises for int8
 
 
 def main(arguments: list[str] | None = None) -> int:

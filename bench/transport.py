@@ -1,4 +1,4 @@
-"""Messages between two processes of one machine: our frames beside grpc.aio and ZeroMQ (`pip install pyzmq`).
+"""Messages between two processes of one machine: our frames compared with grpc.aio and ZeroMQ (`pip install pyzmq`).
 
 `python -m bench.transport` measures each transport in turn, with one message at a time and with 16 at once. A message
 is a list with one Admit, as a gateway sends it: in MessagePack for our frames, pickled for the other two.

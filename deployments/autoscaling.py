@@ -1,8 +1,8 @@
 """The scaling rule as a Serve policy: `policy_function: deployments.autoscaling:ScalingPolicy` in config.yaml.
 
-Serve pickles this module by value and calls the policy in its controller, about ten times a second. All imported
-modules must exist there. Replicas record their load (`record_autoscaling_stats` in deployments/model.py), and Serve
-passes the records to the policy.
+Serve pickles this module by value and calls the policy in its controller, about ten times a second. The
+controller must be able to import this module's imports. Replicas record their load (`record_autoscaling_stats` in
+deployments/model.py), and Serve passes the records to the policy.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _limiter_error(name: str) -> str:
 
 
 def _times(applications: dict[str, Any]) -> Facts:
-    """Returns names and seconds for each link of the chain (serve_app/times.py)."""
+    """Returns names and seconds of the parts of the chain of timeouts (serve_app/times.py)."""
     found: Facts = {"reply": [], "model": [], "gateway": []}
     for application, one in applications.items():
         for name, deployment in one["deployments"].items():

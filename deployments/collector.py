@@ -6,7 +6,7 @@ import gc
 
 
 def spare_lasting_objects() -> None:
-    """Excludes the existing objects from later scans. Call this when a process has started: they live as long as it."""
+    """Excludes the existing objects from later scans. Call this once a process has started: they live until it ends."""
     gc.collect()
     gc.freeze()
 

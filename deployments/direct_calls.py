@@ -20,11 +20,11 @@ from serve_app.contracts.calls import Unavailable, detached
 logger = logging.getLogger("ray.serve")
 
 CONFIRM_S: Final = 0.4  # minimum time between two confirmations
-# A connection is used for this time after a confirmation. A new limiter waits longer than this plus a heartbeat for the
-# open holds.
+# Seconds for which a connection is used after a confirmation. A new limiter waits for the open holds for longer than
+# this plus a heartbeat.
 TRUST_S: Final = 1.2
 TIMEOUT_S: Final = 1.0  # timeout of a confirmation
-ANSWERS_S: Final = 3.0  # for the answers to open calls when a process ends
+ANSWERS_S: Final = 3.0  # maximum wait for the answers to open calls when a process ends
 
 
 class Line:
@@ -61,7 +61,7 @@ class Line:
         """
         now = self._clock()
         if self._confirm_at is None:
-            self._confirm_at = now  # the next call confirms, because some lines are used only once
+            self._confirm_at = now  # the first call does not confirm, because some lines are used only once
         elif now >= self._confirm_at and (self._confirming is None or self._confirming.done()):
             self._confirm_at = now + CONFIRM_S
             self._confirming = detached(self._confirm())
@@ -103,7 +103,7 @@ class Server(Listener):
         self.answering: set[asyncio.Task[None]] = set()
 
     async def finish(self, timeout_s: float) -> None:
-        """Returns when the calls that run now are answered, or after `timeout_s` seconds. Serve does not count them."""
+        """Waits until the open calls are answered, at most `timeout_s` seconds. Serve itself does not wait for them."""
         if self.answering:
             await asyncio.wait(set(self.answering), timeout=timeout_s)
 

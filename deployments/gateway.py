@@ -56,10 +56,10 @@ from serve_app.storage.request_log import FOLDER, RequestLog, find_lines, recent
 from serve_app.storage.spool import ORPHANS, Spool
 from serve_app.times import GATEWAY_STOPS_S
 
-FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
+FINISH_S = 15.0  # for background tasks; longer than a settlement takes to reach the ledger or the spool
 BACKGROUND_S = 560.0  # for responses that run in the background
 CONSOLE = "console"  # the application's name
-SETTLE_S = 5.0  # for the ledger to accept the rest of the spool; after that, another gateway takes it over
+SETTLE_S = 5.0  # for the ledger to accept the rest of the spool; after that, another gateway takes over the spool
 HAND_OVER_S = 5.0
 
 logger = logging.getLogger("ray.serve")
@@ -169,7 +169,7 @@ class Gateway:
         shares = dict.fromkeys(self._shares, 0.0)  # 0 for backends that were removed
         for model in catalogue.identifiers:
             weights = catalogue[model].backends
-            shares |= dict.fromkeys(((model, name) for name in catalogue.behind(model)), 0.0)  # for the fallback
+            shares |= dict.fromkeys(((model, name) for name in catalogue.behind(model)), 0.0)  # includes the fallback
             shares |= {(model, name): weight / sum(weights.values()) for name, weight in weights.items()}
         for (model, name), share in shares.items():
             self._metrics.set(metrics.BACKEND_WEIGHT, share, model, name)
@@ -288,7 +288,7 @@ class Gateway:
         self._lifecycle.stop()
         await self._orphans.drain()
         is_done = await calls.wait_for_background(FINISH_S)
-        # Only now have all settlements that the ledger did not accept in time reached the spool.
+        # By now, the spool has all settlements that the ledger did not accept in time.
         settlements = self._services.settlements
         await settlements.stop(within_s=SETTLE_S)
         # This disk may be deleted with the gateway.

@@ -115,7 +115,7 @@ class OtherGateways:
 
 
 class ConsoleHandle:
-    """The console, which may not run."""
+    """The console, which is not always running."""
 
     def __init__(self) -> None:
         self._landing: DeploymentHandle | None = None

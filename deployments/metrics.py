@@ -1,8 +1,8 @@
 """Exports metrics through Ray's metrics API. Sums the counters between two flushes.
 
 A call into Ray's metrics takes a lock that Ray's exporter sometimes holds. Without the sums, requests would wait for
-it, and the service without its model would handle a fifth fewer requests per second (docs/benchmarks.md). A process
-that dies loses the metrics of its last half second. This is harmless, because nothing is billed from metrics.
+this lock, and the service without its model would handle a fifth fewer requests per second (docs/benchmarks.md). A
+process that dies loses the metrics of its last half second. This is harmless, because nothing is billed from metrics.
 
 Ray exports a gauge only if it was set since the last export (ray 2.60). So each gauge is set again before each export.
 
@@ -112,7 +112,7 @@ class RayMetrics:
 
 
 def _record_zero(counter: Any, tags: dict[str, str]) -> None:
-    # Ray's `inc` rejects 0, and there is no other public method. Serve's request tags are empty, as in a flush.
+    # Ray's `inc` rejects 0, and there is no other public method. Tags that Serve adds to requests stay empty.
     missing = set(counter.info["tag_keys"]) - counter.info["default_tags"].keys() - tags.keys()
     counter._record(0, dict.fromkeys(missing, "") | tags)
 

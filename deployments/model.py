@@ -147,7 +147,7 @@ class Model:
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Applies `user_config`: begins to load and unload adapters while requests run.
 
-        Does not wait for the adapters. Serve may otherwise send no requests to the replica, and not check its health.
+        Does not wait for the adapters: meanwhile, Serve might send the replica no requests and not check its health.
         """
         self._engine.set_adapters(parse(ModelSettings, config, "Model.user_config").adapters)
 

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 YIELDING = 5  # niceness; the process still gets a quarter of a core that a model uses fully
-PAGES_YIELDING = 15  # of the console: 3% of such a core; chat waits less for pages, and pages take no longer
+PAGES_YIELDING = 15  # of the console, which gets 3% of such a core: chat waits less, and pages take no longer
 
 
 def yield_to_models(niceness: int = YIELDING) -> None:
-    """Lowers the priority of this process, so that models on this machine run first. It runs only in short bursts.
+    """Lowers the priority of this process, which runs only in short bursts, so that models on this machine run first.
 
     Otherwise each chunk that this process sends interrupts the thread that computes the next one, even if another core
     is idle. On two cores this costs a quarter of the tokens per second at 16 streams.
@@ -21,6 +21,6 @@ def yield_to_models(niceness: int = YIELDING) -> None:
     tasks = Path("/proc/self/task")
     # On Linux each thread has a separate niceness; elsewhere the process has one.
     for thread in [int(task.name) for task in tasks.iterdir()] if tasks.is_dir() else [0]:
-        with contextlib.suppress(OSError):  # the thread has ended, or may not be changed
+        with contextlib.suppress(OSError):  # the thread has ended, or this process is not allowed to change it
             if os.getpriority(os.PRIO_PROCESS, thread) < niceness:
                 os.setpriority(os.PRIO_PROCESS, thread, niceness)

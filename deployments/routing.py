@@ -28,7 +28,7 @@ class ConversationRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Returns the replicas to try in order, until one is not full."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # before all replicas are tried again
+            pending_request.routing_context.should_backoff = True  # wait before all replicas are tried again
         if len(candidate_replicas) < 2:
             return [candidate_replicas]
         # Calls routed in this iteration of the event loop are sent and counted in the next one.

@@ -66,7 +66,7 @@ class Frames(asyncio.Protocol, ABC):
 
     def connection_made(self, transport: Any) -> None:
         if not _is_same_user(transport):
-            logger.error("a process of another user was refused at a socket of this service")
+            logger.error("refused a connection to a socket of this service from another user's process")
             transport.abort()
             return
         _keep_alive(transport)
@@ -106,7 +106,7 @@ class Frames(asyncio.Protocol, ABC):
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
-        """Closes the connection. Bytes that have arrived are not read any more."""
+        """Closes the connection. Drops bytes that have arrived but were not read."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
@@ -124,7 +124,7 @@ class Incoming(Frames):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if self._listener.closed:  # the connection was accepted before that
+        if self._listener.closed:  # after this connection was accepted
             self.close()
         elif self._transport is not None:
             if self._listener.strangers >= MAX_STRANGERS:
@@ -173,7 +173,7 @@ class Outgoing(Frames):
 
 
 class Listener(ABC):
-    """Accepts connections once its address was requested. With a `host`, other machines can also connect."""
+    """Accepts connections after the first request for its address. With a `host`, other machines can also connect."""
 
     def __init__(self, host: str = "") -> None:
         self.connections: set[Incoming] = set()
@@ -196,7 +196,7 @@ class Listener(ABC):
             if self.closed:
                 raise ConnectionAbortedError("this process no longer listens")
             listening = self._listening = detached(self._listen())
-        return await asyncio.shield(listening)  # a caller that is cancelled does not leave half of it behind
+        return await asyncio.shield(listening)  # if a caller is cancelled, the listener still starts completely
 
     def refuse(self, what: str) -> None:
         """Logs that a connection was refused, at most once per second."""

@@ -38,7 +38,7 @@ class Signed:
 
 
 def make_authority(name: str, now: datetime) -> Signed:
-    """Returns an authority that signs certificates. Certificates below it cannot sign others."""
+    """Returns an authority that signs certificates, which cannot sign others themselves."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
     builder = _builder(subject, subject, key, now, AUTHORITY_DAYS)

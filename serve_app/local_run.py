@@ -1,4 +1,4 @@
-"""Finds the service that `make serve` runs on a state folder, through the files that its launcher writes."""
+"""Finds the service that `make serve` runs with a state folder, through the files that its launcher writes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def find_run(home: Path) -> LocalRun | None:
     """Returns the running service of this state folder, or None."""
     try:
         launcher = int((home / "run" / "lock").read_text().removeprefix("process "))
-        session = (home / "logs" / "ray").readlink().parent  # the link leads to FOLDER/ray/session_latest/logs
+        session = (home / "logs" / "ray").readlink().parent  # the link points to FOLDER/ray/session_latest/logs
     except (OSError, ValueError):
         return None
     return LocalRun(launcher, session) if psutil.pid_exists(launcher) else None
 
 
 def last_port(home: Path) -> int | None:
-    """Returns the port of the last service that was started on this state folder, or None if it is unknown."""
+    """Returns the port of the last service that was started with this state folder, or None if it is unknown."""
     try:
         return int(read_config(home / "run" / "config.yaml")["http_options"]["port"])
     except (SettingsError, KeyError, TypeError, ValueError):

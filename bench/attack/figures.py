@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bench.harness.results import percentile
 
-SETTLED: Final = 3.0  # multiple of the calm p99; up to it, a first token is not late
+SETTLED: Final = 3.0  # a first token is late after more than this multiple of the calm p99
 
 
 @dataclass(frozen=True, slots=True)

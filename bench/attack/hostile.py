@@ -30,8 +30,8 @@ class Target:
     """The service that this benchmark has started, and keys of the attacker's accounts."""
 
     port: int
-    key: str  # of an account with money and default limits
-    broke_key: str  # of an account without money
+    key: str  # of an account with a balance and default limits
+    broke_key: str  # of an account without balance
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ ATTACKS: Final = {
     "slow-bodies": Attack(
         "slow bodies", f"{SLOW:,} connections with unknown keys announce a body and send a byte a second", _slow_bodies
     ),
-    "idle": Attack("idle connections", f"{IDLE:,} connections, every second one with half a head", _idle),
+    "idle": Attack("idle connections", f"{IDLE:,} connections; every other one sends half of a request header", _idle),
     "wrong-keys": Attack(
         "wrong keys", "32 connections send false, well-formed keys as fast as they can, each twice", _wrong_keys
     ),
@@ -181,7 +181,9 @@ ATTACKS: Final = {
         "grammar bombs", "8 connections with a valid key send schemas that are large or slow to compile", _grammars
     ),
     "broke": Attack(
-        "empty balance", "32 connections ask for `/v1/user/usage` and `/v1/models` with a key without money", _broke
+        "empty balance",
+        "32 connections ask for `/v1/user/usage` and `/v1/models` with a key of an account without balance",
+        _broke,
     ),
 }
 

@@ -106,7 +106,7 @@ class Ordinary:
 
 
 async def exchanged(call: Call, most_s: float) -> tuple[float, RawReply]:
-    """Sends a request, and gives up after `most_s`. Returns the time before the connection was opened and the reply."""
+    """Sends a request, and gives up after `most_s`. Returns the time at which it began to connect, and the reply."""
     began = time.perf_counter()
     into: list[RawReply] = []
     with contextlib.suppress(TimeoutError):

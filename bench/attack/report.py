@@ -1,4 +1,4 @@
-"""Tables of a run, in Markdown, and their place in docs/benchmarks.md."""
+"""Renders the results of a run as Markdown tables, and writes them into docs/benchmarks.md."""
 
 from __future__ import annotations
 

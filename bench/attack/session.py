@@ -1,4 +1,4 @@
-"""One run: ordinary clients send all the time, while one attack follows the other."""
+"""Runs the benchmark once: ordinary clients send all the time, while one attack follows another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMUGGLING: Final = "smuggling"
 NAMES: Final = (*ATTACKS, CUSTOMER, SMUGGLING)
 NEW_KEY_EVERY: Final = 20  # requests
 WARM_UP_S: Final = 8.0
-LOOK_BACK_S: Final = 2.0  # of calm before the next attack
+LOOK_BACK_S: Final = 2.0  # seconds that must be calm before the next attack
 MAX_RECOVERY_S: Final = 30.0
 END_S: Final = 30.0  # for an attacker's process to close its connections and report
 

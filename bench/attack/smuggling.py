@@ -1,7 +1,7 @@
 """Sends requests that HAProxy and the gateway may parse differently, on raw connections through HAProxy.
 
 Each case hides a second request in bytes that RFC 9112 defines as one request or as invalid. These must hold:
-- The connection gets no more responses than it sent requests.
+- The connection gets no more responses than the number of requests sent on it.
 - The hidden request has no effect, and no response on any connection.
 - Other clients, whose requests share HAProxy's connections to the gateway, get the responses to their own requests.
 

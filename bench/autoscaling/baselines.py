@@ -87,7 +87,7 @@ class KedaTuning:
     """A Prometheus trigger on the queue's depth, with the HPA's settings that KEDA passes on."""
 
     threshold: float
-    counts_running: bool  # as KEDA's queue triggers count messages in progress
+    counts_running: bool  # whether running requests count, like messages in progress for KEDA's queue triggers
     stabilization_s: float = 300.0  # for scaling down; default of KEDA and the HPA
     sync_s: float = 15.0  # the HPA's
 

@@ -75,6 +75,6 @@ def windows(outcome: Outcome) -> list[float]:
 
 
 def meets(figures: dict[str, Any]) -> bool:
-    """Returns whether a day reaches the aims of its shape."""
+    """Returns whether a day meets the targets of its shape."""
     shape = SHAPES[figures["shape"]]
     return bool(figures["refused"] <= shape.most_refused and figures["first_p95_s"] <= shape.first_token_s)

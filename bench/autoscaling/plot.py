@@ -22,7 +22,7 @@ def draw(results: dict[str, Any], folder: Path) -> dict[str, str]:
         say("no plot: matplotlib is missing (pip install -e '.[bench]')")
         return {}
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "autoscaling"  # equal figures give equal files
+    matplotlib.rcParams["svg.hashsalt"] = "autoscaling"  # the same figures give the same file
     import matplotlib.pyplot as plt
 
     records = results["records"]

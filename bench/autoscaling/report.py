@@ -1,4 +1,4 @@
-"""Tables of the simulated days, in Markdown, and their place in docs/benchmarks.md."""
+"""Renders the results of the simulated days as Markdown tables, and writes them into docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def markdown(results: dict[str, Any], pictures: str = "") -> str:
     rows = [[what, needed, found, "yes" if kept else "**no**"] for what, needed, found, kept in promises(results)]
     fleet = results["fleet"]
     sections = [
-        table(["", "needed", "simulated", "kept"], rows),
+        table(["", "target", "simulated", "met"], rows),
         f"Means of {len({one['seed'] for one in results['records']})} days of each shape, with the range. A replica "
         f"takes {fleet['start_s']:.0f} s to start and costs {fleet['price']:g} an hour; there are {fleet['least']} to "
         f"{fleet['most']}. The refused share counts requests that were refused at least once or started too late.",

@@ -53,7 +53,7 @@ class Shape:
     variation: float  # coefficient of variation of the rate, besides the daily curve
     lasts_s: float  # time constant of that variation
     surges: int = 0  # per day, of ten minutes each, with three times the rate
-    # Aims for the choice of settings: maximum share of refused or late requests, and p95 of the first token.
+    # Targets for the choice of settings: maximum share of refused or late requests, and p95 of the first token.
     most_refused: float = 0.01
     first_token_s: float = 5.0
 
@@ -101,7 +101,7 @@ def draw(quantiles: Quantiles, share: float) -> int:
 
 
 def hours(shape: Shape, at: float) -> float:
-    """Daily curve at a time, as a multiple of the mean: a cosine with the power that gives mean, peak and quietest."""
+    """Daily curve at a time, as a multiple of the mean: a power of a cosine, chosen to give mean, peak and quietest."""
     wave = (1.0 - cos(2.0 * pi * (at / DAY_S - 0.125))) / 2.0  # minimum at three o'clock
     return shape.quietest + (shape.peak - shape.quietest) * wave ** _power(shape)
 

@@ -1,4 +1,4 @@
-"""Chooses each policy's settings for each shape: the cheapest that reach the aims, on days with another seed."""
+"""Chooses each policy's settings for each shape: the cheapest that meet the targets, on days with another seed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def serve_neighbours(best: ServeTuning) -> list[ServeTuning]:
 
 
 def best(tried: list[tuple[Tuning, dict[str, Any]]]) -> Tuning:
-    """The cheapest settings that reach the aims. If there are none, those that refuse the fewest requests."""
+    """The cheapest settings that meet the targets. If there are none, those that refuse the fewest requests."""
     good = [one for one in tried if meets(one[1])]
     if good:
         return min(good, key=lambda one: float(one[1]["cost"]))[0]

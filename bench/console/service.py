@@ -1,4 +1,4 @@
-"""The service with its console, and the person who reads it."""
+"""The service with its console, and the e-mail address and password of the person who opens its pages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The benchmark of the inference engine: the whole service beside its peers, in one run, over HTTP."""
+"""The benchmark of the inference engine: the whole service compared with its peers, in one run, over HTTP."""

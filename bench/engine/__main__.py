@@ -1,4 +1,4 @@
-"""Measures the whole service beside its peers: `make bench-engine`, or `python -m bench.engine --help`."""
+"""Measures the whole service and its peers: `make bench-engine`, or `python -m bench.engine --help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of replies: rates, waits, times per token."""
+"""Computes the figures of a run from its replies: rates, waiting times, and times per token."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from bench.engine import plan
 from bench.harness import plots
 from bench.harness.results import Results, client_counts
 
-#: One colour a server, distinct with any colour vision.
+#: One colour per server, distinct with any colour vision.
 _COLOURS = {
     plan.OURS: plots.OURS,
     plan.PLAIN: "#777777",

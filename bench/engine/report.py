@@ -1,4 +1,4 @@
-"""Tables of a run, in Markdown, and their place in docs/benchmarks.md."""
+"""Renders the results of a run as Markdown tables, and writes them into docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def markdown(results: Results, pictures: str = "") -> str:
     """The whole report."""
     parts = [
         machine(results),
-        "### What was promised\n\n" + promise_table(verdicts(results)),
+        "### Targets\n\n" + promise_table(verdicts(results)),
         *(rate_tables(results, workload) for workload in (plan.SHORT, plan.LONG)),
         pictures,
         special_tables(results),
@@ -78,7 +78,7 @@ def rate_tables(results: Results, workload: str) -> str:
 
 
 def special_tables(results: Results) -> str:
-    """Editing code, second turns, and long prompts beside streams."""
+    """Editing code, second turns, and long prompts while streams run."""
     parts = []
     shapes: list[tuple[str, str, int, list[tuple[str, str, str, float]]]] = [
         (

@@ -1,4 +1,4 @@
-"""One run: starts the servers in turn, measures the cells, and always ends everything."""
+"""Runs the benchmark once: starts the servers in turn, measures each load, and always stops all servers."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ PROMISES = (
     Promise("1 client, against llama.cpp's server", 0.5, rate_against("llama-cpp", SHORT, 1), goal=1.0),
     Promise("4 clients, against llama.cpp's server", 1.2, rate_against("llama-cpp", SHORT, 4)),
     Promise("16 clients, against llama.cpp's server", 1.8, rate_against("llama-cpp", SHORT, 16)),
-    Promise("1 client that edits code, with speculation against without", 1.8, rate_against(PLAIN, CODE, 1)),
-    Promise("1 client, nothing repeats, with speculation against without", 0.95, rate_against(PLAIN, SHORT, 1)),
+    Promise("1 client that edits code: speculation on, compared with off", 1.8, rate_against(PLAIN, CODE, 1)),
+    Promise("1 client, no repeated text: speculation on, compared with off", 0.95, rate_against(PLAIN, SHORT, 1)),
     Promise(
         "time to first token of a second turn over 1,000 tokens, against the first turn's",
         0.2,

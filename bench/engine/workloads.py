@@ -1,6 +1,6 @@
-"""The requests: prompts made from a seed, equal for every server.
+"""Builds the requests: prompts generated from a seed, identical for every server.
 
-A prompt is used once in a run, because a server with a prefix cache would skip part of the work of a repeated one.
+A prompt is used once in a run, because a server with a prefix cache would skip part of the work for a repeated one.
 After a system message of four words, every prompt begins differently. Only the shared-prefix workload repeats text.
 """
 

@@ -28,9 +28,9 @@ from bench.harness.machine import describe
 from bench.harness.servers import OneReplica, ServerError
 
 STALL_S: Final = 0.3
-MAX_UNCACHED: Final = 32  # tokens of a cached prompt that are computed again: the last block, which may be partial
+MAX_UNCACHED: Final = 32  # maximum tokens of a cached prompt to compute again: the last block, which may be partial
 SETTLED_S: Final = 30.0  # maximum time until every reply is on the books
-MAX_EXAMPLES: Final = 20  # per finding
+MAX_EXAMPLES: Final = 20  # number to keep for each kind of finding
 
 
 class Fuzzed(OneReplica):
@@ -74,7 +74,7 @@ class Client:
         self._head = {"authorization": f"Bearer {key}"}
 
     async def run(self, seed: int, requests: int, at_once: int) -> None:
-        """Sends the requests of `seed`, `at_once` at a time."""
+        """Sends requests generated from `seed`, `at_once` at a time."""
         rng = Random(seed)
         todo = iter(range(requests))
 
@@ -106,7 +106,7 @@ class Client:
         self.sent.append((began, ended, number, drawn.body))
 
     def running(self, begin: float, end: float) -> dict[int, dict[str, Any]]:
-        """Returns bodies, by number, of requests that ran during a stall and began in it or half a second before it."""
+        """Returns the bodies, by number, of requests that ran during a stall and began at most 0.5 s before it."""
         return {number: body for began, ended, number, body in self.sent if begin - 0.5 < began < end and ended > begin}
 
     async def _whole(self, reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
@@ -205,7 +205,7 @@ def _compare_with_books(server: OneReplica, account: str, client: Client) -> Non
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0 without findings, else 1. Raises SystemExit: 1, 130 for Ctrl-C."""
+    """Returns the exit status: 0 without findings, else 1. Raises SystemExit: 130 after Ctrl-C, 1 after a failure."""
     options = _options(arguments)
     found = completed(lambda: run(options), (ServerError, URLError, httpx.HTTPError))
     print(json.dumps(found, indent=1))

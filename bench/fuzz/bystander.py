@@ -1,4 +1,4 @@
-"""The other account: a process that streams replies and asks for a cached prompt in turn."""
+"""The other account: a process that alternates between a streamed reply and a request with a cached prompt."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from bench.harness.servers import ServerError
 
 
 def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[tuple[float, float]], list[int]]:
-    """Runs `work` beside the other account in a separate process; returns gaps and uncached tokens.
+    """Runs `work` while the other account streams in a separate process.
 
-    A gap is its end on the monotonic clock and its length, both in seconds.
+    Returns the gaps between the pieces of its streams, and the uncached prompt tokens of each request with the cached
+    prompt. A gap is a pair: its end on the monotonic clock and its length, both in seconds.
     """
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
@@ -36,7 +37,7 @@ def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[tupl
 
 
 def _bystander(pipe: Connection, base_url: str, key: str) -> None:
-    """Streams replies and asks for a cached prompt in turn until told to stop; sends gaps and uncached tokens."""
+    """Alternates between the two requests until `pipe` has a message. Then sends the gaps and the uncached tokens."""
     gaps: list[tuple[float, float]] = []
     uncached: list[int] = []
     head = {"authorization": f"Bearer {key}"}

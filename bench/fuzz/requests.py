@@ -1,4 +1,4 @@
-"""Random chat requests: fields at their extremes, grammars and tools with special tokens, stops, hang-ups."""
+"""Generates random chat requests: extreme values, grammars and tools with special tokens, stops, hang-ups."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def draw(rng: Random) -> Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Extremes:
-    """Values of a number at the edges of its range."""
+    """Values at the edges of a numeric field's range."""
 
     inside: tuple[float, ...]
     outside: tuple[float, ...]

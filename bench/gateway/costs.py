@@ -1,4 +1,4 @@
-"""Measures the cost of a part of the service, which is switched off and on while the service runs.
+"""Measures the cost of a part of the service by switching the part off and on while the service runs.
 
 Short loads with and without the part alternate, so a slow minute of the machine affects both.
 """

@@ -61,7 +61,7 @@ def check_wrk() -> None:
 
 
 def run(base_url: str, key: str, clients: int, seconds: int) -> tuple[Load, float]:
-    """Opens `clients` connections for `seconds`. Each sends its next request after the reply to the last.
+    """Opens `clients` connections for `seconds`. Each sends its next request after the reply to its previous one.
 
     Returns the figures and wrk's processor seconds. Raises LoadError.
     """

@@ -1,4 +1,4 @@
-"""One run: starts the systems in turn, measures each at every number of clients, and always ends everything."""
+"""Runs the benchmark once: starts the systems in turn, measures each load, and always stops all systems."""
 
 from __future__ import annotations
 

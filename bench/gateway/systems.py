@@ -76,7 +76,10 @@ class Full(_OnServe):
         self.account, self.key = self.new_account("bench", "100000")
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Checks that the ledger has all replies, otherwise only cancelled requests, and sound books."""
+        """Checks that the books are sound and that the ledger has all replies.
+
+        In addition, the ledger may have at most `cut` requests, which were cancelled.
+        """
         deadline = time.monotonic() + 15  # cancelled requests are settled in the background
         while True:
             rows = self.admin(f"/admin/usage?account={self.account}&group_by=model")["data"]

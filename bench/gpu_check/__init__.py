@@ -1,1 +1,1 @@
-"""The check of everything that needs a GPU, in at most eleven minutes on one GPU: `make gpu-check`."""
+"""Checks everything that needs a GPU, on one GPU in at most eleven minutes: `make gpu-check`."""

@@ -1,4 +1,4 @@
-"""Our engine against transformers: the tests for CUDA, greedy tokens in float32, log-probabilities in bfloat16."""
+"""Runs the CUDA tests. Compares our engine with transformers: float32 greedy tokens, bfloat16 log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.gpu_check.parts import ROOT
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 100, 160, 300)  # tokens; some around the block size
 REPLY = 32  # tokens
-MAX_GAP = 1e-3  # float32: tokens whose log-probability is this close to the reference's best token are a tie
+MAX_GAP = 1e-3  # float32: log-probabilities that differ by at most this count as a tie
 MAX_ERROR = 1e-3  # float32: maximum error of a log-probability
 MAX_RATIO = 2.0  # bfloat16: maximum ratio of our error to that of transformers
 
@@ -89,7 +89,7 @@ def greedy(options: Options, report: Report) -> None:
 
 
 def bfloat16(options: Options, report: Report) -> None:
-    """Checks that the error against float32 is at most about that of transformers in bfloat16."""
+    """Checks that the error of bfloat16, relative to float32, is at most MAX_RATIO times that of transformers."""
     import torch
 
     from bench.gpu_check import models
@@ -108,7 +108,10 @@ def bfloat16(options: Options, report: Report) -> None:
 
 
 def judge(report: Report, name: str, shape: str, reference: Any, asked: Any, said: Any) -> None:
-    """Compares an engine's bfloat16 replies with `reference`, a model of the same weights. Converts it to float32."""
+    """Compares an engine's error with that of `reference`, transformers' model with the same weights.
+
+    Afterwards, `reference` is in float32: the errors are relative to its scores in float32.
+    """
     from bench.gpu_check import models
 
     theirs = models.score(reference, asked, said)

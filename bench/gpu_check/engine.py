@@ -1,8 +1,8 @@
-"""Our engine on one GPU: a step beside the memory-bandwidth floor, throughput of 64 sequences, and transformers.
+"""Measures our engine on one GPU: step time compared with its floor, throughput of 64 sequences, and transformers.
 
-The floor of a step is the time to read all weights once, and the K and V of the sequences, from the card's memory at
-the speed of a copy measured in the same run. The peer is `generate_batch` with CUDA graphs on the same weights, prompts
-and lengths. Start-up times do not count.
+The floor is the lowest possible time of a step. In this time, all weights and the sequences' K and V are read once from
+the card's memory, at the speed of a copy in the same run. transformers runs `generate_batch` with CUDA graphs on the
+same weights, prompts and lengths. Start-up times are not included.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Result:
 
 
 def run(options: Options, report: Report) -> None:
-    """Measures each shape, then transformers: it comes last, so that its failure cannot affect our figures."""
+    """Measures our engine with each shape. transformers comes last, so that its failure cannot affect our figures."""
     device = torch.device(options.device)
     load = Load() if options.on_gpu else Load(4, 8)
     report.add(sequences=load.sequences, reply_tokens=load.length, prompt_tokens=PROMPT, dtype=options.dtype)
@@ -80,7 +80,7 @@ def free(device: torch.device) -> None:
 
 
 def measure(model: Any, settings: Any, load: Load, doing: Any = print) -> tuple[Result, Any]:
-    """The figures of a model, and the runner that has taken over its weights."""
+    """Measures a model. Returns its figures, and the runner that has taken over its weights."""
     asked = models.prompts(model.config.vocab_size, [PROMPT] * load.sequences)
     parameters = sum(p.numel() for p in model.parameters())
     copy = bandwidth(model.device)
@@ -112,7 +112,7 @@ def bytes_of_step(model: Any, tokens_cached: int) -> int:
 
 
 def measure_transformers(shape: str, device: torch.device, dtype: str, load: Load) -> dict[str, Any]:
-    """Tokens per second of transformers on the same load, or the error."""
+    """Returns transformers' tokens per second under the same load, or its error."""
     try:
         model = models.make_model(shape, device, getattr(torch, dtype))
         asked = models.prompts(model.config.vocab_size, [PROMPT] * load.sequences)

@@ -1,8 +1,8 @@
 """Kills processes with SIGKILL while they generate on the GPU, and measures the time until their memory is free.
 
-The first case is a single process with an engine. The second is a group of two: first only its leader is killed, like
-a replica whose engine runs in a child process, then the whole group. `python -m bench.gpu_check.kill OPTIONS` runs such
-a process.
+The first case is a single process with an engine. The second is a group of two processes. First only its
+leader is killed, as if a replica died whose engine runs in a child process, then the whole group.
+`python -m bench.gpu_check.kill OPTIONS` runs one such process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.gpu_check.machine import nvidia_smi
 from bench.gpu_check.part import Options, Report
 from bench.gpu_check.parts import ROOT
 
-SLACK = 64 * 2**20  # bytes of the device that may stay in use
+SLACK = 64 * 2**20  # bytes of device memory that may stay in use
 PATIENCE_S = 30.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -64,7 +64,7 @@ class Memory:
         self._before = self.used(None)  # with this process's CUDA context
 
     def used(self, process: subprocess.Popen[str] | None) -> int:
-        """Bytes."""
+        """Returns the memory in use, in bytes."""
         if self._on_gpu:
             import torch
 
@@ -91,7 +91,7 @@ def started(options: Options, shape: str, *, helper: bool) -> Any:
 
 
 def holder(given: dict[str, Any], **more: Any) -> subprocess.Popen[str]:
-    """Starts one process that holds a model."""
+    """Starts one process that loads a model and generates."""
     command = [sys.executable, "-m", "bench.gpu_check.kill", json.dumps(given)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, **more)
 
@@ -135,7 +135,7 @@ def members(group: int) -> Any:
 
 
 def gib(size: int) -> float:
-    """Rounded to MiB."""
+    """Converts bytes to GiB with three decimals."""
     return round(size / 2**30, 3)
 
 

@@ -1,4 +1,4 @@
-"""The card, its driver and libraries, and three speeds that explain the other figures."""
+"""Describes the card, its driver and libraries, and measures three speeds that explain the other figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = ("transformers", "tokenizers", "numpy", "pydantic", "llguidance", "t
 
 
 def run(options: Options, report: Report) -> None:
-    """Describes the machine; `cuda` is the reason why there is no CUDA device, or None."""
+    """Reports the machine. The figure `cuda` is the reason why there is no CUDA device, or None."""
     report.doing("loading torch")
     try:
         import torch

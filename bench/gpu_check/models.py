@@ -1,4 +1,4 @@
-"""Random models in the shapes of known ones, generated at run time, and loads for any engine."""
+"""Creates models with random weights in the shapes of known models, and sends prompts to any engine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_model(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Has one token per byte. The other tokens are words that encoding never produces."""
+    """Creates a tokenizer with one token per byte. The other tokens are words that encoding never produces."""
     alphabet = bytes_of_unicode()
     words = {f"Ġw{number}": number for number in range(len(alphabet), vocab_size)}
     core = Tokenizer(models.BPE(vocab=alphabet | words, merges=[]))
@@ -87,14 +87,14 @@ def prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def engine_settings(dtype: str, **more: Any) -> EngineSettings:
-    """Settings for 64 sequences. Speculation is off: it profits from random weights, whose replies soon repeat."""
+    """Settings for 64 sequences. Speculation is off, because random weights favor it: their replies soon repeat."""
     chosen = {"model": "random", "dtype": dtype, "max_running": 64, "max_context": 2048, "prefix_reuse": False}
     own = {"kv_cache_memory": "1GiB", "prefill_chunk": 4096, "prefill_chunk_busy": 2048, "speculation_rows": 0}
     return EngineSettings(**{**chosen, **own, **more})
 
 
 def kv_cache_memory(options: Any) -> str:
-    """Enough for 64 sequences of the 7b shape."""
+    """Size of a KV cache that holds 64 sequences of the 7b shape."""
     return "16GiB" if options.on_gpu else "256MiB"
 
 
@@ -109,7 +109,7 @@ def engine_over(runner: Any, settings: EngineSettings) -> Engine:
 
 
 async def ask(engine: EnginePort, prompt: Sequence[int], length: int, **sampling: Any) -> Reply:
-    """One greedy reply. Raises RuntimeError if it does not have `length` tokens."""
+    """Generates one greedy reply. Raises RuntimeError if it does not have `length` tokens."""
     params = SamplingParams(max_tokens=length, temperature=0.0, **sampling)
     reply = Reply()
     async for event in engine.generate(GenerationRequest(f"r{next(_NUMBERS)}", tuple(prompt), params)):
@@ -145,10 +145,10 @@ def replies(engine: EnginePort, asked: Sequence[Sequence[int]], length: int) -> 
 
 @dataclass(frozen=True)
 class Score:
-    """A reference's view of some replies, one value per token."""
+    """A reference model's scores of some replies, one value per token."""
 
     logprobs: torch.Tensor
-    gaps: torch.Tensor  # log-probability of the likeliest token minus this token's; 0: the greedy choice
+    gaps: torch.Tensor  # log-probability of the most likely token minus this token's; 0: the greedy choice
 
 
 @torch.inference_mode()
@@ -156,7 +156,7 @@ def score(model: Any, asked: Sequence[Sequence[int]], said: Sequence[Reply]) -> 
     """Scores the replies' tokens with transformers, in one forward pass per reply."""
     own, gaps = [], []
     for prompt, reply in zip(asked, said, strict=True):
-        if not reply.tokens:  # the whole reply is part of an unfinished character
+        if not reply.tokens:  # the engine sent no token: all bytes belong to an unfinished character
             continue
         ids = torch.tensor([[*prompt, *reply.tokens[:-1]]], device=model.device)
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float().log_softmax(-1)

@@ -29,7 +29,7 @@ _STEP = {
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """Replaces the part between the marks of a document, or creates the document with its marks.
+    """Replaces the text between the marks of a document. Creates the document if there is none.
 
     Raises:
         ValueError: the document has no marks.
@@ -39,7 +39,7 @@ def write(path: Path, results: dict[str, Any]) -> None:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables. A part that was not measured has the reason instead."""
+    """Returns all tables. For a part that was not measured, the page has the reason instead."""
     parts = results["parts"]
     texts = [_machine(results), _outcomes(parts)]
     for name, of_part in (("engine", _engine), ("vllm", _vllm), ("service", _service)):

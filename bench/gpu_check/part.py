@@ -24,7 +24,7 @@ class Options:
 
     device: str  # cpu, or cuda:0
     shapes: tuple[str, ...]  # the smallest first
-    work: Path  # for files that only this run needs
+    work: Path  # folder for files that only this run needs
     limit_s: float
 
     @property
@@ -87,9 +87,9 @@ def main(module: str, result: str, given: str) -> None:
     choices = json.loads(given)
     options = Options(choices["device"], tuple(choices["shapes"]), Path(choices["work"]), choices["limit_s"])
     faulthandler.enable()
-    if options.limit_s > 6:  # a part that hangs logs its stack
+    if options.limit_s > 6:  # logs the stack of a part that hangs
         faulthandler.dump_traceback_later(options.limit_s - 3)
-    signal.alarm(int(options.limit_s) + 15)  # in case the parent was killed
+    signal.alarm(int(options.limit_s) + 15)  # ends this process if the parent was killed
     report = Report(Path(result))
     try:
         importlib.import_module(module).run(options, report)
@@ -103,6 +103,6 @@ def main(module: str, result: str, given: str) -> None:
 
 
 if __name__ == "__main__":
-    from bench.gpu_check import part  # by this name, parts import the same classes
+    from bench.gpu_check import part  # parts import this module by name, so its classes must not come from __main__
 
     part.main(*sys.argv[1:])

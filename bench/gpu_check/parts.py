@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LOG_LINES: Final = 60  # in the results, for a part that did not pass
-_MARK: Final = "GPU_CHECK_RUN"  # in the environment of all processes of a part
+LOG_LINES: Final = 60  # last lines of the log to include in the results of a part that did not pass
+_MARK: Final = "GPU_CHECK_RUN"  # environment variable that marks all processes of a part
 _SERVICE: Final = ("ray", "fastapi", "sqlalchemy", "httpx", "psutil")
 
 
@@ -45,7 +45,7 @@ class Part:
 
     name: str
     title: str
-    weight: float  # its share of the time, in seconds of a run with all parts
+    weight: float  # its share of the time, relative to the other parts
     module: str = ""
     missing: Callable[[], str | None] = lambda: None  # the reason to skip it
     python: Callable[[], str | None] = lambda: sys.executable
@@ -69,7 +69,7 @@ PARTS: Final = (
 
 
 def limits(parts: Iterable[Part], budget_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
-    """The limit of each part in turn, in seconds: its share of the time left. Unused time goes to the later ones."""
+    """Yields each part's time limit in seconds: its share of the time left. Later parts get the time that it leaves."""
     waiting, ends = list(parts), clock() + budget_s
     while waiting:
         share = waiting[0].weight / sum(part.weight for part in waiting)
@@ -86,7 +86,7 @@ def run_part(part: Part, limit_s: float, options: dict[str, Any], work: Path) ->
     result.unlink(missing_ok=True)
     token = uuid.uuid4().hex
     environment = {**os.environ, _MARK: token, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if part.name.startswith("vllm"):  # share compiled kernels: FlashInfer alone takes 93 s
+    if part.name.startswith("vllm"):  # both parts share compiled kernels: FlashInfer's alone take 93 s to compile
         from serve_app.engine.vllm_adapter import process_environment
 
         environment = {**process_environment.variables(work / "cache"), **environment}
@@ -139,7 +139,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[bytes], token: str) -> None:
-    """Ends the process, its group, and every process that inherited the token."""
+    """Kills the process, its group, and every process whose environment has the token."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -153,6 +153,6 @@ def _end(process: subprocess.Popen[bytes], token: str) -> None:
 
 def _marked(entry: bytes) -> Iterator[int]:
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if entry in path.read_bytes().split(b"\0"):
                 yield int(path.parent.name)

@@ -1,4 +1,4 @@
-"""The whole service over HTTP beside its bare engine, both on the same model folder and load in the same run.
+"""Compares the whole service over HTTP with its bare engine: the same model and load, in the same run.
 
 `python -m bench.gpu_check.service OPTIONS` measures the bare engine.
 """
@@ -45,7 +45,7 @@ def run(options: Options, report: Report) -> None:
 def serve(
     options: Options, report: Report, args: dict[str, Any], then: Callable[[Any], None] = lambda server: None
 ) -> None:
-    """Starts the service with this backend, measures it, calls `then` with it and stops it."""
+    """Starts the service with this backend, measures it, calls `then(server)` and stops the service."""
     shape, streams, rounds, length = options.shapes[0], *load(options)
     report.doing(f"{shape}: starting the service")
     server = make_server(args, options)
@@ -87,7 +87,7 @@ def engine_args(folder: str, options: Options) -> dict[str, Any]:
 
 
 def config(args: dict[str, Any], *, gpu: bool) -> dict[str, Any]:
-    """config.yaml with one replica of this model and without limits that the load would reach."""
+    """Returns config.yaml with one replica of this model, and with limits that the load does not reach."""
     from bench.harness.servers import deployment, shipped_config
 
     chosen = shipped_config()
@@ -107,7 +107,7 @@ def config(args: dict[str, Any], *, gpu: bool) -> dict[str, Any]:
 
 
 def make_server(args: dict[str, Any], options: Options) -> Any:
-    """The service, not started."""
+    """Returns the service. The caller starts it."""
     try:
         from bench.harness.servers import Launched
     except ImportError as error:
@@ -194,7 +194,7 @@ async def measure_bare(engine: Any, streams: int, rounds: int, length: int) -> d
 
 
 def main(given: dict[str, Any]) -> None:
-    """Prints the bare engine's figures as the last line."""
+    """Measures the bare engine. Prints its figures as the last line."""
     from serve_app.engine.config import EngineSettings
     from serve_app.engine.engine import Engine
 

@@ -1,4 +1,4 @@
-"""The parts of one decode step: scheduling, the host's and the device's time in the model, sampling, delivery.
+"""Measures the parts of a decode step: scheduling, host and device time of the model, sampling, delivery.
 
 The engine's core runs on this thread, step by step. Times are measured without a profiler. A profiler then counts the
 kernels and their launches.
@@ -38,7 +38,7 @@ class Steps:
     def __init__(self, runner: Any, settings: EngineSettings, count: int, device: torch.device) -> None:
         self._device = device
         self._execute, self._runner = runner.execute, runner
-        self._loop = asyncio.new_event_loop()  # takes the events; never runs
+        self._loop = asyncio.new_event_loop()  # receives the engine's events, but never runs
         self._outbox = Outbox(lambda request_id: None)
         runner.execute = self._timed
         self._core = EngineCore(runner, settings, self._outbox)
@@ -54,7 +54,10 @@ class Steps:
                 break
 
     def run(self) -> dict[str, float]:
-        """Seconds of the parts of one step. `launch`: the model's code, `wait`: the device after it."""
+        """Runs one step. Returns the seconds of its parts.
+
+        `launch` is the time of the model's code on the host, `wait` the time until the device has finished after it.
+        """
         began = time.perf_counter()
         plan = self._core.plan(0.0)
         streams = [self._core.streams[chunk.sequence] for chunk in plan.chunks]

@@ -1,4 +1,4 @@
-"""vLLM through our adapter, on the shapes of our own engine: throughput, log-probabilities, and its contract."""
+"""Measures vLLM through our adapter, with a model that our engine is measured with. Tests the engines' contract."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUNDLED = "models/smollm2-135m-instruct/model.safetensors"
 
 
 def run(options: Options, report: Report) -> None:
-    """Measures the first shape, then runs a part of the engines' contract."""
+    """Measures the first shape, then runs some of the tests for the engines' contract."""
     began = time.monotonic()
     report.doing("loading vLLM")
     import torch
@@ -69,7 +69,7 @@ def run(options: Options, report: Report) -> None:
 
 
 def contract(options: Options, report: Report, limit_s: float) -> None:
-    """Runs the contract's tests if pytest and the bundled model are installed."""
+    """Runs tests of the engines' contract if pytest, its plugins and the bundled model are installed."""
     report.doing("the engines' contract")
     homes = [os.environ.get("SERVE_APP_TEST_HOME"), ROOT / ".serve-app" / "test", ROOT / ".serve-app"]
     home = next((Path(home) for home in homes if home and (Path(home) / _BUNDLED).is_file()), None)

@@ -1,4 +1,4 @@
-"""The whole service on vLLM over HTTP, and vLLM's own server with the same model and load.
+"""Measures the whole service on vLLM over HTTP, and vLLM's own server with the same model and load.
 
 The part `vllm` gives this load to the engine alone. After the load, the replica is killed while it generates.
 """
@@ -70,7 +70,7 @@ def kill(server: Any, report: Report) -> None:
 
 
 def ask(server: Any, tokens: int) -> bool:
-    """Sends a request. Returns whether it has a reply."""
+    """Sends a request. Returns whether a reply came."""
     body = {"model": "svc-chat", "messages": [{"role": "user", "content": service.QUESTION}], "max_tokens": tokens}
     head = {"authorization": f"Bearer {server.key}", "content-type": "application/json"}
     data = json.dumps({**body, "ignore_eos": True}).encode()
@@ -83,7 +83,7 @@ def ask(server: Any, tokens: int) -> bool:
 
 
 def own_server(backend: dict[str, Any], options: Options) -> Any:
-    """vLLM's own HTTP server with the settings of our backend, not started."""
+    """Returns vLLM's own HTTP server with the settings of our backend. The caller starts it."""
     python = vllm_python()
     if python is None:
         raise Skip("vLLM is not installed")
@@ -108,7 +108,7 @@ def own_server(backend: dict[str, Any], options: Options) -> Any:
             return {**super().environment(), "PATH": path, "VLLM_NO_USAGE_STATS": "1"}
 
         def wait_until_ready(self, tree: Any) -> None:
-            while tree.root.poll() is None:  # the part's limit bounds it
+            while tree.root.poll() is None:  # no timeout here: the part has a time limit
                 try:
                     urllib.request.urlopen(f"{self.base_url}/health", timeout=2).close()
                 except OSError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bench.harness.replies import RawReply
 
-#: The last chunk of a chunked body or the last event: some servers leave the connection open after it.
+#: Ends of a reply: the last chunk of a chunked body, or the last event. Some servers then leave the connection open.
 _ENDS = (b"0\r\n\r\n", b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")
 
 
@@ -67,7 +67,7 @@ class _Exchange(asyncio.Protocol):
 
 
 async def exchange(call: Call, into: list[RawReply]) -> RawReply:
-    """Sends a request and reads the whole reply. The reply is in `into` from the start, even if it is cancelled."""
+    """Sends a request and reads the whole reply. `into` has the reply from the start, even if it is cancelled later."""
     reply = RawReply(time.perf_counter(), call.max_tokens)
     into.append(reply)
     loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ async def exchange(call: Call, into: list[RawReply]) -> RawReply:
 
 
 async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: float, most_s: float) -> Window:
-    """Runs clients that each send the next request after the last reply. `call` returns a client's n-th request.
+    """Runs clients. Each sends its next request after its previous reply. `call(client, n)` returns the n-th request.
 
     Lasts at least `least_s` and until each client has finished a request, but at most `most_s`; then open requests are
     cancelled. The number of requests in flight is constant, so the rate is that of a server under steady load.
@@ -173,7 +173,7 @@ async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most
 
 
 def _failed(reply: RawReply) -> bool:
-    """Returns whether a client should give up. Retrying at once would only keep a broken server busy."""
+    """Returns whether a client should stop, because immediate retries would only keep a broken server busy."""
     return reply.problem is not None or not reply.pieces or not reply.pieces[0][1].startswith(b"HTTP/1.1 200")
 
 

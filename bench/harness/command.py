@@ -1,4 +1,4 @@
-"""Common parts of the benchmarks' commands: they report progress and always end what they started."""
+"""Common parts of the benchmarks' commands: reporting progress, and ending with the right exit status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def completed(measure: Callable[[], Result], failures: tuple[type[Exception], ..
     Raises:
         SystemExit: with 1 after one of `failures`, with 130 after Ctrl-C or SIGTERM.
     """
-    become_subreaper()  # to end children that outlive a server
+    become_subreaper()  # so that children that outlive a server can be ended
     try:
         with interrupted_by_sigterm():
             return measure()
@@ -42,7 +42,7 @@ def completed(measure: Callable[[], Result], failures: tuple[type[Exception], ..
 
 @contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM raise KeyboardInterrupt, so that everything that was started is ended."""
+    """Makes SIGTERM raise KeyboardInterrupt, so that cleanup code ends everything that was started."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A document that people write and programs update in part. Each program owns the text between its two marks."""
+"""Updates parts of a document that people write. Each program owns the text between its two marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processor time by part of a system. Each process belongs to one part."""
+"""Measures processor time by part of the service, such as gateway or HAProxy. Each process belongs to one part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REPLICA = re.compile(r"ray::ServeReplica:[^:]+:(\w[\w-]*)")
 
 
 def part_of(name: str, command: Sequence[str]) -> str:
-    """The part to which a process belongs, by its name and command line."""
+    """Returns the part to which a process with this name and command line belongs."""
     if replica := _REPLICA.match(command[0] if command else ""):
         return replica[1]
     if "haproxy" in name:
@@ -47,7 +47,7 @@ def per_request_ms(seconds: dict[str, float], requests: int) -> dict[str, float]
 
 
 def largest(parts: Iterable[dict[str, float]]) -> list[str]:
-    """All parts that occur, the most expensive first."""
+    """Returns all parts, by their highest value in descending order."""
     most: dict[str, float] = {}
     for one in parts:
         for part, value in one.items():

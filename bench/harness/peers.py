@@ -1,4 +1,4 @@
-"""Installs programs that a benchmark compares with, each into a separate folder outside version control.
+"""Installs the programs that a benchmark compares us with, each into a separate folder outside version control.
 
 The project's virtual environment does not change. An installed peer is left unchanged, a partly installed one is
 installed again, and one that can't be installed is missing from the tables. The last step writes `peer.json` with the
@@ -77,7 +77,7 @@ def pip(target: Path, python: str, *arguments: str) -> None:
 
 
 def run(target: Path, command: list[str]) -> None:
-    """Runs a command with output to the target's log. Raises SetupError with the last log line with `error`."""
+    """Runs a command with output to the target's log. Raises SetupError with the last line that has `error`."""
     log = target / "setup.log"
     with log.open("ab") as output:
         output.write(f"\n$ {' '.join(command)}\n".encode())

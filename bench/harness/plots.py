@@ -1,4 +1,4 @@
-"""Plots figures against the number of clients, in one picture."""
+"""Plots figures over the number of clients, in one picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from bench.harness.command import say
 from bench.harness.results import Results, client_counts, measured, spread, title
 
-OURS = "#000000"  # has a thicker line than the other colours
+OURS = "#000000"  # lines in this color are thicker than the others
 
 Figure = tuple[str, str, float]  # name in the records, label of the axis, factor
 
@@ -24,7 +24,7 @@ def draw(
         say("no plots: matplotlib is missing (pip install -e '.[bench]')")
         return False
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = path.stem  # equal figures give equal files
+    matplotlib.rcParams["svg.hashsalt"] = path.stem  # the same figures give the same file
     import matplotlib.pyplot as plt
 
     counts = client_counts(results, workload)

@@ -21,7 +21,7 @@ class Tree:
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path, cwd: Path, *, piped: bool) -> None:
         self.log = log
-        self._seen: set[psutil.Process] = set()  # compared with their start time, because ids may be reused
+        self._seen: set[psutil.Process] = set()  # psutil compares id and start time, because ids may be reused
         self._paused: list[psutil.Process] = []
         with log.open("ab") as output:
             self.root = subprocess.Popen(
@@ -69,7 +69,7 @@ class Tree:
         return total
 
     def pause(self) -> None:
-        """Stops all processes with a signal, because an idle server that polls would disturb the measured one."""
+        """Suspends all processes. Otherwise, an idle server that polls would disturb the server that is measured."""
         self._paused = self.processes()
         for process in self._paused:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -111,7 +111,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Runs in a new child. Ctrl-C will not reach it; when its parent is killed, it gets signal `number` (Linux)."""
+    """Runs in a new child: Ctrl-C no longer reaches it, and on Linux it gets signal `number` when its parent dies."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

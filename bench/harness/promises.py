@@ -10,7 +10,11 @@ from bench.harness.results import Results, Spread
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A promise about one figure of a run, which `measure` returns. It must reach `needed`, and should reach `goal`."""
+    """A promise about one figure of a run.
+
+    `measure` returns the figure, which must be at least `needed`, or with `at_most` at most `needed`. `goal` is a value
+    that we would like to reach.
+    """
 
     text: str
     needed: float

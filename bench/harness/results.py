@@ -21,7 +21,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """None without values."""
+        """Returns the spread; None without values."""
         known = sorted(values)
         return cls(median(known), known[0], known[-1]) if known else None
 
@@ -34,7 +34,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def rounds(results: Results, server: str, workload: str, clients: int, figure: str) -> dict[int, float]:
-    """The figure by round, without rounds that had problems or did not measure it."""
+    """Returns the figure by round. Leaves out rounds with problems and rounds that did not measure it."""
     return {
         record["round"]: record[figure]
         for record in results["records"]

@@ -46,7 +46,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Version and settings, for the notes."""
+        """Version and settings, for the notes below the results."""
 
     @abstractmethod
     def command(self) -> list[str]:
@@ -102,7 +102,7 @@ class Launched(Server):
 
     def wait_until_ready(self, tree: Tree) -> None:
         assert tree.root.stdout is not None
-        line = tree.root.stdout.readline()  # the launcher limits the time of its start
+        line = tree.root.stdout.readline()  # no timeout here: the launcher limits its own start
         if not line:
             raise ServerError(f"{self.name} did not start: {tree.last_lines()}")
         self.key = json.loads(line)["api_key"]
@@ -116,7 +116,7 @@ class Launched(Server):
             return json.load(answer)
 
     def new_account(self, name: str, credit: str, **fields: Any) -> tuple[str, str]:
-        """Creates an account. Returns its id and key. The first account's credit would not last for many runs."""
+        """Creates an account. Returns its id and key. The first account's credit is too small for many runs."""
         body = {"name": name, "credit": credit, "kind": "grant", **fields}
         account = str(self.admin("/admin/accounts", body)["id"])
         return account, str(self.admin(f"/admin/accounts/{account}/keys", {"name": "bench"})["key"])
@@ -143,7 +143,7 @@ class Bundled(Launched):
 
 
 class OneReplica(Bundled):
-    """As `Bundled`, with exactly one replica, because the start of another would disturb a measurement."""
+    """Same as `Bundled`, but with exactly one replica: starting a second one would disturb a measurement."""
 
     def config(self) -> dict[str, Any]:
         config = super().config()

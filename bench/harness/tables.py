@@ -1,4 +1,4 @@
-"""Results as Markdown tables."""
+"""Formats results as Markdown tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(spread: Spread | None, form: str, scale: float = 1.0) -> str:
 
 
 def figure_table(results: Results, workload: str, figure: str, form: str, scale: float = 1.0) -> str:
-    """One figure: a row for each server, a column for each number of clients."""
+    """A table of one figure: a row for each server, a column for each number of clients."""
     counts = client_counts(results, workload)
     head = ["", *(f"{count} client{'s' if count > 1 else ''}" for count in counts)]
     rows = [
@@ -34,7 +34,7 @@ def figure_table(results: Results, workload: str, figure: str, form: str, scale:
 
 
 def promise_table(verdicts: Iterable[Verdict]) -> str:
-    """Each promise with its figure."""
+    """A row for each promise, with its figure."""
     rows = []
     for verdict in verdicts:
         promise = verdict.promise
@@ -43,4 +43,4 @@ def promise_table(verdicts: Iterable[Verdict]) -> str:
             needed += f", goal {promise.goal:g}"
         kept = {True: "yes", False: "**no**", None: "not measured"}[verdict.kept]
         rows.append([promise.text, needed, show(verdict.measured, "{:.2f}"), kept])
-    return table(["", "needed", "measured", "kept"], rows)
+    return table(["", "target", "measured", "met"], rows)

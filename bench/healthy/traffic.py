@@ -1,4 +1,4 @@
-"""Ordinary traffic: conversations, streams, tools, a few limits and mistakes, at a rate that the service can take."""
+"""Ordinary traffic: conversations, streams, tools, and a few refused requests, at a rate that the service can take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a run's requests: goodput, shares, times to the first token, and kept promises."""
+"""The figures of a run's requests: goodput, shares, times to the first token, and targets."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def markdown(results: dict[str, Any]) -> str:
         + ", ".join(f"{count} x {status}" for status, count in found["statuses"].items())
         + f". First token of admitted ones: p50 {_seconds(waits['p50'], 2)}, p99 {_seconds(waits['p99'], 2)}.",
         "",
-        "| account | weight | share by weight | share | off | served of sent |",
+        "| account | weight | share by weight | share | deviation | served of sent |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
@@ -127,8 +127,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"| {one['served']} of {one['sent']} |"
         for one in found["accounts"]
     ]
-    lines += ["", "| promise | found | |", "|---|---|---|"]
-    lines += [f"| {what} | {how} | {'holds' if kept else '**fails**'} |" for what, how, kept in promises(found)]
+    lines += ["", "| target | measured | met |", "|---|---|---|"]
+    lines += [f"| {what} | {how} | {'yes' if kept else '**no**'} |" for what, how, kept in promises(found)]
     return "\n".join(lines)
 
 

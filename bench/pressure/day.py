@@ -77,7 +77,7 @@ def _figures(world: World, crowd: Crowd, each: float, accounts: int) -> dict[str
             busy.append(window.done / WINDOW_S / capacity_per_s)
     fairness: list[float | None] = []
     for hour, window in zip(hours, windows, strict=True):
-        # Of the accounts that always want more, while they were limited.
+        # Fairness is measured among the accounts that always want more, while they were limited.
         held = {name: weight for name, weight in _insatiable(hour).items() if window.limited[name]}
         fairness.append(jain(weighted(window.by_account, held)) if len(held) > 2 else None)
     asked = sum(window.refusals.total() for window in windows)

@@ -20,7 +20,7 @@ def draw(results: dict[str, Any], folder: Path) -> dict[str, str]:
         print("bench: no plot: matplotlib is missing (pip install -e '.[bench]')", file=sys.stderr)
         return {}
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "pressure"  # equal figures give equal files
+    matplotlib.rcParams["svg.hashsalt"] = "pressure"  # the same figures give the same file
     import matplotlib.pyplot as plt
 
     day = results["day"]

@@ -1,4 +1,4 @@
-"""Tables of a simulation, in Markdown, and their place in docs/benchmarks.md."""
+"""Renders the results of a simulation as Markdown tables, and writes them into docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def markdown(results: dict[str, Any], pictures: str = "") -> str:
     sections = [
         "Ten accounts with the weights " + ", ".join(map(str, results["weights"])) + " request three times the "
         f"capacity of four replicas, for ten minutes after a minute of warm-up. Worst of {runs} seeds:",
-        table(["", "needed", "simulated", "kept"], rows),
+        table(["", "target", "simulated", "met"], rows),
         _day(results),
         pictures,
     ]
@@ -67,7 +67,7 @@ def markdown(results: dict[str, Any], pictures: str = "") -> str:
 def _day(results: dict[str, Any]) -> str:
     day, scaling = results["day"], results["scaling"]
     totals = day["totals"]
-    refusals = ", ".join(f"{count:,} {kind}" for kind, count in sorted(totals["refusals"].items()) if count) or "none"
+    refusals = ", ".join(f"{count:,} × {kind}" for kind, count in sorted(totals["refusals"].items()) if count) or "none"
     given_up = totals["given_up_by_the_crowd"] / max(1, totals["crowd_requests"])
     rows = [
         ["accounts", f"{day['accounts']:,}"],

@@ -47,7 +47,7 @@ def summary(requests: Sequence[Sent], waits: Waits, replicas: int) -> dict[str, 
         "cached_share": cached / prompts if prompts else 0.0,
         "ttft_p50_s": percentile(first, 0.5),
         "ttft_p95_s": percentile(first, 0.95),
-        # Of the busiest replica, as a multiple of an even share.
+        # Figures of the busiest replica, as multiples of an even share.
         "most_requests": _over_even(sent, replicas),
         "most_computed": _over_even(computed, replicas),
         "beside_two_s": two,

@@ -1,4 +1,4 @@
-"""Tables of a comparison of routers, in Markdown, and their place in docs/benchmarks.md."""
+"""Renders the comparison of routers as Markdown tables, and writes them into docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Script:
 
 
 def script(seed: int, client: int, conversations: int, think_s: float) -> Script:
-    """Creates a client's script. Equal arguments give equal scripts."""
+    """Creates a client's script. The same arguments give the same script."""
     rng = Random(f"{seed} {client}")
     said = []
     for _ in range(conversations):

@@ -23,14 +23,14 @@ class Outcome:
     late: int = 0  # admitted, but not begun by the deadline
     unfinished: int = 0  # at the end
     refusals: list[float] = field(default_factory=list)  # time of each refused attempt
-    queued_s: list[float] = field(default_factory=list)  # from admission to the batch, if done
-    first_s: list[float] = field(default_factory=list)  # from the first attempt to the first token, if done
+    queued_s: list[float] = field(default_factory=list)  # from admission to a place in the batch, if completed
+    first_s: list[float] = field(default_factory=list)  # from the first attempt to the first token, if completed
     tokens: tuple[int, int] = (0, 0)  # prompt and output tokens of completed requests
     revenue: int = 0  # nano-units
     changes: int = 0  # of the target number of replicas
     cost: float = 0.0  # of replicas, from the decision to start one to the end of its last reply
     seconds: float = 0.0
-    replicas: list[int] = field(default_factory=list)  # that accept requests, at each decision
+    replicas: list[int] = field(default_factory=list)  # number of replicas that accept requests, at each decision
     paid: list[int] = field(default_factory=list)  # `replicas` plus those that start or drain
 
     def served(self, arrival: Arrival, job: Job) -> None:

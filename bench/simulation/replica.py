@@ -43,7 +43,7 @@ class Job:
     started_at: float = inf  # time of its place in the batch
     first_at: float = inf  # time of its first token, when its prompt is computed
     left: float = 0.0  # tokens of the prompt still to compute
-    ends_at: float = 0.0  # decoding progress of the replica at its end
+    ends_at: float = 0.0  # decoding progress of the replica at which it ends
     charged: float = 0.0  # decoding progress that the fair queue has counted
 
     @property
@@ -68,7 +68,7 @@ class Replica:
         self._waiting: dict[Job, None] = {}  # oldest first
         self._prefilling: deque[Job] = deque()
         self._decoding: list[tuple[float, int, Job]] = []  # a heap by end
-        self._progress = 0.0  # tokens that a sequence since the start would have decoded
+        self._progress = 0.0  # tokens that a sequence would have decoded if it had run since the start
         self._now = now
         self._kv = 0
         self._tokens_done = 0.0

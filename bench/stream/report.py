@@ -1,4 +1,4 @@
-"""The table of a run, in Markdown, and its place in docs/benchmarks.md."""
+"""Renders the results of a run as a Markdown table, and writes it into docs/benchmarks.md."""
 
 from __future__ import annotations
 

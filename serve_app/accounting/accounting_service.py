@@ -46,8 +46,8 @@ from serve_app.contracts.served_commands import CreateModel, ReadServed
 logger = logging.getLogger("ray.serve")
 
 COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
-STUCK_S = 60.0  # after a call's timeout; resolving the database's host name may take half a minute
-COMMIT_STUCK_S = 300.0  # for one batch, whose settlements may be settled one by one
+STUCK_S = 60.0  # a call this late is stuck; a call that resolves a host name may be half a minute late
+COMMIT_STUCK_S = 300.0  # maximum time for one batch, because its settlements may be settled one by one
 # Clients' requests depend on these commands, so the commands have dedicated threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # waiting behind other commands would make a limiter's lease expire
@@ -271,8 +271,8 @@ class AccountingService:
     def check_health(self) -> None:
         """Raises RuntimeError if this process must be replaced.
 
-        An unavailable or hanging database is not a reason, because every call to it has a timeout. A call that runs
-        long after its timeout is stuck in this process.
+        An unavailable or hanging database is no reason to replace the process, because every call to the database has
+        a timeout. A call that still runs long after its timeout is stuck in this process.
         """
         if (overdue_s := self._ledger.overdue_s()) > STUCK_S:
             raise RuntimeError(f"a call to the ledger's database should have ended {overdue_s:.0f} s ago")
@@ -313,13 +313,13 @@ class AccountingService:
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
             models = await self._reads.run(self._ledger.run, PricedModels())
-            # Needed after a restart, and in a shard to which no gateway has reported prices.
+            # A new process, or a shard to which no gateway reports prices, would otherwise not export the models.
             self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
             logger.warning("stuck settlements and models could not be counted: %s", error)
 
     async def _tidy(self, command: Command[int]) -> None:
-        """Repeats a command that removes a limited number at a time, so that settlements can run in between."""
+        """Repeats a command that removes a limited number of rows, so that settlements can run between the calls."""
         try:
             removed = 1
             while removed and not self._closing.is_set():

@@ -1,4 +1,4 @@
-"""Changes to accounts. Each takes the next version, in the same transaction."""
+"""Changes accounts. Each change gives the account the next version, in the same transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Alerts of accounts, and the notices that they create.
 
-Watching alerts only reads. A change of an alert's state takes the ledger's writer lock and first compares the previous
-state, so two watching processes create only one notice.
+Watching alerts only reads the ledger. A change of an alert's state takes the ledger's writer lock and first compares
+the previous state. Two processes that watch the same alert therefore create only one notice.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _is_target(target: str) -> bool:
 
 
 def _made_today(connection: Connection, account_id: str, now: float) -> int:
-    """Counts today's notices of alerts. Notices of paused recharging count separately, because they must be sent."""
+    """Counts today's notices of alerts, without those of paused recharging, which must be sent in any case."""
     has, day = notices.c, period_at("day", now)
     mine = (has.account_id == account_id, has.created_at >= day.begins, has.detail == "")
     return int(connection.execute(select(func.count()).select_from(notices).where(*mine)).scalar_one())

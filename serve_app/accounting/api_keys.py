@@ -1,4 +1,4 @@
-"""Changes to API keys: their permissions, limits, budgets and expiry. Each takes the next version."""
+"""Changes the permissions, limits, budgets and expiry of API keys. Each change gives the key the next version."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _begin(database: Database, before: str, cutoff: float, now: float) -> tuple[
 
 
 def _last_before(connection: Connection, number: Any, at: Any, last: int, cutoff: float) -> int:
-    """Returns the highest number of the rows before the first row at or after `cutoff`. Times rise with the numbers."""
+    """Returns the number of the last row before `cutoff`. Uses bisection, because times increase with the numbers."""
     low, high = 0, last
     while low < high:
         middle = (low + high + 1) // 2

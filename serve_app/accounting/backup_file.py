@@ -63,7 +63,7 @@ def write_manifest(archive: zipfile.ZipFile, manifest: Manifest) -> None:
 
 
 class BackupFile:
-    """A backup opened for reading. Raises InvalidValue if it is no backup, is damaged, or is from a newer release."""
+    """A backup opened for reading. Raises InvalidValue if it is not one, is damaged, or is from a newer release."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -67,11 +67,11 @@ class Connector:
     def prepare(self, connection: Connection, _record: Any) -> None:
         connection.name = f"serve-app ledger {uuid.uuid4().hex[:16]}"
         settings = self._bounds | {"application_name": f"'{connection.name}'"}
-        connection.autocommit = True  # one round trip
+        connection.autocommit = True  # so that the settings take a single round trip
         connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
         if names := list(self._given_up):
             end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ANY(%s)"
-            with contextlib.suppress(psycopg.errors.InsufficientPrivilege):  # the role may not end its own sessions
+            with contextlib.suppress(psycopg.errors.InsufficientPrivilege):  # the role lacks the privilege
                 connection.execute(end, (names,))
             for name in names:
                 with contextlib.suppress(ValueError):  # another thread has already removed it

@@ -1,4 +1,4 @@
-"""Charges per period of keys with a budget. They are updated with the usage rows and always equal the sum of the rows.
+"""Stores what each key with a budget was charged in each period. The sums always equal those of the usage rows.
 
 A period is named by its UTC day or month: "2026-11-21" or "2026-11" (`contracts.periods`).
 """

@@ -1,8 +1,8 @@
-"""The comparisons of a check of the books: data stored twice must agree. Differences are reported, not repaired.
+"""Compares data that the ledger stores twice and that must agree. Reports differences, and does not repair them.
 
 The journal is authoritative for amounts, the usage rows for counts; each message says where to look. A comparison reads
-a part of the journal with its usage rows, or compares some accounts with the sums of a checkpoint. `checkpoints`
-combines the comparisons.
+a part of the journal with its usage rows, or compares some accounts with the sums of a checkpoint. `checkpoints` runs
+the comparisons in steps.
 """
 
 from __future__ import annotations
@@ -83,10 +83,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """The sums of a checkpoint and of the closings that it builds on, and the rows that come after it."""
+    """The sums of a checkpoint and of the closing checkpoints that it builds on, and the rows after the checkpoint.
+
+    Archiving writes the closing checkpoints: see `archive.py`.
+    """
 
     checkpoint_ids: tuple[int, ...]
-    entries: int  # number of entries
+    entries: int  # number of journal entries that these sums include
     since: Part
 
 
@@ -216,7 +219,7 @@ def _balances(connection: Connection, proven: Proven, some: AccountRange) -> Ite
     for name, balance, total in _unequal(connection, select(held), posted):
         message = (
             f"{name} holds {balance} nano-units, its postings sum to {total}: "
-            "the journal is authoritative; stop the account and find who wrote the balance"
+            "the journal is authoritative; suspend the account and find who wrote the balance"
         )
         yield Difference("balance", name, message)
 
@@ -242,7 +245,7 @@ def _without_account(connection: Connection, proven: Proven) -> Iterator[Differe
 
 
 def _charges(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Checks that each usage row with a cost has one charge entry with its amounts, and each charge has a row."""
+    """Checks that each usage row with a cost has one charge entry with the same amounts, and vice versa."""
     cost = usage.c.charged + usage.c.uncollected
     without = select(usage.c.request_id, cost.label("cost")).where(*part.of_numbers(), cost != 0)
     for row in _first(connection, without.order_by(usage.c.request_id)):
@@ -271,7 +274,7 @@ def _charges(connection: Connection, part: Part) -> Iterator[Difference]:
     )
     for row in _first(connection, query):
         if not row.rows:
-            message = f"charge entry {row.entry_id} of {row.account_id} has no usage row: look for its request (memo)"
+            message = f"charge entry {row.entry_id} of {row.account_id} has no usage row: its memo is the request's id"
         elif not row.entries:
             message = (
                 f"a usage row of {row.account_id} names entry {row.entry_id}, which is not a charge of that account"
@@ -363,7 +366,7 @@ def _remainders(connection: Connection, some: AccountRange) -> Iterator[Differen
 
 
 def _key_spend(connection: Connection, proven: Proven, some: AccountRange) -> Iterator[Difference]:
-    """Checks that the spending of a key with a budget in a period is the sum of its usage rows."""
+    """Checks each key with a budget: a period's stored spending is the sum of the key's usage rows in that period."""
     counted = _counted_daily(proven, some).c
     periods = (counted.day.label("period"), func.substr(counted.day, 1, 7).label("period"))
     both = union_all(*(select(counted.key_id, period, counted.charged) for period in periods)).subquery().c
@@ -403,7 +406,7 @@ def _key_periods(connection: Connection, proven: Proven, some: AccountRange) -> 
     used = select(counted.key_id, func.max(counted.day).label("day")).group_by(counted.key_id).subquery()
     missing = or_(kept.c.last.is_(None), func.substr(used.c.day, 1, length) > kept.c.last)
     query = (
-        select(api_keys.c.id, api_keys.c.budget_period, kept.c.last, used.c.day)
+        select(api_keys.c.id, api_keys.c.budget_period, kept.c.last, kept.c.wrong, used.c.day)
         .select_from(
             api_keys.outerjoin(kept, kept.c.key_id == api_keys.c.id).outerjoin(used, used.c.key_id == api_keys.c.id)
         )
@@ -414,10 +417,18 @@ def _key_periods(connection: Connection, proven: Proven, some: AccountRange) -> 
         .order_by(api_keys.c.id)
     )
     for row in _first(connection, query):
-        message = (
-            f"{row.id} has a budget per {row.budget_period or 'nothing'} and was used up to {row.day}; its spending "
-            f"is counted in other periods, or only up to {row.last}: set its budget again"
-        )
+        # Only a change of the budget's period counts the spending again.
+        budget, remedy = "no budget", "set a budget, then remove it"
+        if row.budget_period:
+            budget, remedy = f"a budget per {row.budget_period}", "remove its budget, then set it again"
+        use = f"was last used on {row.day}" if row.day else "was never used"
+        if row.last is None:
+            period = "in no period"
+        elif row.wrong and row.budget_period:
+            period = "in periods of another length"
+        else:
+            period = f"{'only ' if row.budget_period else ''}up to {row.last}"
+        message = f"{row.id} has {budget} and {use}; its spending is counted {period}: {remedy}"
         yield Difference("key_spend", row.id, message)
 
 
@@ -436,7 +447,7 @@ def _replies(connection: Connection, some: AccountRange) -> Iterator[Difference]
         message = (
             f"the reply that {row.account_id} stored under {row.idempotency_key!r} refers to request "
             f"{row.request_id}, which has no usage row for that account: delete the stored reply, or a retry gets a "
-            "reply that was not billed to it"
+            "reply that was not billed to the account"
         )
         yield Difference("reply", row.account_id, message)
 

@@ -1,9 +1,10 @@
-"""Runs the check in steps. Each step reads a part of the ledger, and a checkpoint stores what is proven.
+"""Runs a check of the books in steps. Each step reads a part of the ledger, and a checkpoint stores what was verified.
 
-A forward step compares the next rows of the journal and of the usage with each other, adds their sums to the checkpoint
-and moves it behind them. The checkpoint moves up to the place where the ledger ended when the check began. After that,
-each step compares some accounts on one snapshot: their stored data against the checkpoint's sums plus the rows added
-since. No step is therefore long, settlements continue, and an interrupted check leaves a checkpoint to continue from.
+A forward step compares the next rows of the journal and of the usage with each other, adds their sums to the
+checkpoint, and moves the checkpoint past them. The checkpoint moves up to the place where the ledger ended when the
+check began. After that, each step compares some accounts on one snapshot: their stored data against the checkpoint's
+sums plus the rows added since. No step is therefore long, settlements continue, and an interrupted check leaves a
+checkpoint to continue from.
 
 Several checks may run at once: a step moves a checkpoint only if no other check has moved it meanwhile.
 """
@@ -169,7 +170,10 @@ def next_part(connection: Connection, at: Any, size: int) -> Part:
 
 
 def advance(connection: Connection, checkpoint_id: int, part: Part, wrong: Iterable[Difference], now: float) -> bool:
-    """Moves a checkpoint behind a part and adds the part's sums. Returns False if it is no longer before the part."""
+    """Moves a checkpoint from the start of a part to its end, and adds the part's sums.
+
+    Returns False if the checkpoint is no longer at the start.
+    """
     entries = select(func.count()).select_from(journal_entries).where(*part.of_entries(journal_entries.c.id))
     rows = part.usage_rows(usage.c.request_id).subquery()
     added = {
@@ -206,7 +210,7 @@ def advance(connection: Connection, checkpoint_id: int, part: Part, wrong: Itera
 
 
 def begin_checkpoint(connection: Connection, kind: str, now: float) -> int:
-    """Creates a checkpoint behind the last archive, without proven rows, and returns its id."""
+    """Creates a checkpoint at the end of the last archive, with no rows verified yet, and returns its id."""
     closings = select(checkpoints).where(checkpoints.c.kind == "closing", checkpoints.c.proven_at.is_not(None))
     last = connection.execute(closings.order_by(checkpoints.c.id.desc()).limit(1)).one_or_none()
     closing, entry, number = (0, 0, 0) if last is None else (last.id, last.entry, last.number)
@@ -237,7 +241,7 @@ def _finish(database: Books, checkpoint_id: int, now: float) -> None:
 
 
 def remove_old(database: Books, now: float, until: float = math.inf) -> None:
-    """Removes replaced checkpoints and abandoned full checks, some rows at a time.
+    """Removes replaced checkpoints and abandoned full checks, in batches of rows.
 
     Stops at `until`, on the monotonic clock. The next check removes the rest.
     """
@@ -274,7 +278,7 @@ def _read(connection: Connection, checkpoint_id: int) -> Any:
 
 
 def _all_ids(connection: Connection, at: Any) -> list[int]:
-    """Returns the ids of the checkpoint and of the closings that it builds on."""
+    """Returns the ids of the checkpoint and of the closing checkpoints that it builds on."""
     closings = select(checkpoints.c.id).where(
         checkpoints.c.kind == "closing", checkpoints.c.proven_at.is_not(None), checkpoints.c.id <= at.closing
     )

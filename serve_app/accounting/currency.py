@@ -1,4 +1,4 @@
-"""The ledger's currency. Prices have no separate currency: an account in a different one would be charged 1:1."""
+"""The ledger's currency. Prices have no separate currency, so all accounts must use the ledger's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_currency(connection: Connection) -> str | None:
 
 
 def claim_currency(transaction: Transaction, currency: str) -> None:
-    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if the ledger or an account has another."""
+    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if the ledger or an account differs."""
     connection = transaction.connection
     stored = read_currency(connection)
     found = {stored} if stored is not None else set(connection.scalars(select(accounts.c.currency).distinct()))

@@ -1,4 +1,4 @@
-"""Connections, transactions and migrations on SQLite and PostgreSQL. `dialects` has the statements that differ.
+"""Opens connections and transactions and migrates the schema, on SQLite and PostgreSQL. See also `dialects`.
 
 Both databases follow the same rules: one writer at a time, readers on a snapshot, and a commit is on disk when it
 returns. SQLite uses BEGIN IMMEDIATE, WAL and synchronous=FULL. PostgreSQL uses a lock on the ledger's head row, and
@@ -50,7 +50,7 @@ _ends_at: ContextVar[float] = ContextVar("_ends_at", default=math.inf)
 
 @dataclass(slots=True)
 class Transaction:
-    """An open write transaction. It holds the ledger's head, so only it assigns versions and numbers."""
+    """An open write transaction. It holds the writer lock, so no other transaction assigns versions or numbers."""
 
     connection: Connection
     version: int
@@ -74,7 +74,7 @@ class Database:
     """A ledger database: `sqlite:////path/ledger.db` or `postgresql+psycopg://…`. Threads may share it.
 
     `wait_s` limits the wait for another writer. `timeout_s` limits a whole operation on PostgreSQL, including
-    connecting. Raises InvalidValue for other databases, and for SQLite in memory, which would lose the money.
+    connecting. Raises InvalidValue for other databases, and for SQLite in memory, which would lose all balances.
     """
 
     def __init__(self, url: str | URL, *, wait_s: float = 5.0, timeout_s: float = 10.0) -> None:
@@ -105,10 +105,10 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Waits for the turn to write. Commits at the end, and rolls back on an exception.
+        """Waits for its turn to write. Commits at the end, and rolls back on an exception.
 
-        Raises LedgerUnavailable if the database does not answer. If that happens to the commit itself, its outcome is
-        unknown, so every write can be repeated by an id.
+        Raises LedgerUnavailable if the database does not answer. If the commit itself gets no answer, its outcome
+        is unknown. Every write therefore has an id and can be repeated with it.
         """
         with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
             last = connection.execute(_LAST).one()
@@ -128,7 +128,7 @@ class Database:
             yield connection
 
     def migrate(self) -> None:
-        """Upgrades the schema to this release. Harmless to repeat, also while other processes do the same.
+        """Upgrades the schema to this release. Safe to repeat, even while other processes do the same.
 
         Raises SchemaMismatch if a newer release has migrated the database and this one does not run on it, and
         LedgerUnavailable if the database does not answer.
@@ -142,11 +142,13 @@ class Database:
                 self._upgrade(connection)
         finally:
             if self.engine.dialect.name == "sqlite":
-                self.engine.dispose()  # that connection does not check foreign keys
+                self.engine.dispose()  # closes the migration's connection, which does not check foreign keys
 
     @contextlib.contextmanager
     def restored(self, revision: str) -> Iterator[Connection]:
-        """Opens a long transaction on a restored schema, upgraded to this release. The schema then has no revision.
+        """Opens a long transaction on a restored schema, and upgrades the schema to this release.
+
+        Also removes the schema's revision: the caller sets it once the rows are verified.
 
         Raises the same errors as `migrate`.
         """
@@ -185,7 +187,7 @@ class Database:
             return MigrationContext.configure(connection).get_current_revision()
 
     def _fits(self, current: str | None) -> bool:
-        """Returns whether this release runs on the schema as it is: its own, or a newer one that it can still use."""
+        """Returns whether this release runs on the schema: its own, or that of a newer release if still compatible."""
         if current is None or current in revisions():
             return current == revisions()[-1]
         with self.snapshot() as connection:
@@ -215,8 +217,8 @@ class Database:
     def overdue_s(self) -> float:
         """Seconds by which the slowest running operation is late; 0 if none is.
 
-        Every operation has a timeout, even while the database is unavailable. One that is late for long is therefore
-        stuck in this process.
+        Every operation has a timeout, even while the database is unavailable. An operation that stays late is
+        therefore stuck in this process.
         """
         return max(0.0, time.monotonic() - min(list(self._under_way.values()), default=math.inf))
 
@@ -356,7 +358,7 @@ def _availability() -> Iterator[None]:
     try:
         yield
     except (IntegrityError, DataError):
-        raise  # the fault of the command, not of the database
+        raise  # the command caused the error, not the database
     except (DBAPIError, PoolTimeout) as error:
         cause = getattr(error, "orig", None) or error
         raise LedgerUnavailable(f"the ledger's database did not answer ({cause}): repeat with the same id") from error

@@ -19,10 +19,10 @@ _ROW_ID = {"sqlite": "rowid", "postgresql": "ctid"}
 
 
 class Upsert:
-    """Inserts rows. If a row with the primary key exists, it makes `changes` to that row instead.
+    """Inserts rows. If a row with the same primary key exists, applies `changes` to that row instead.
 
-    `changes` and `where` take the columns of the row to be inserted. The statements are built once: SQLAlchemy takes
-    longer to build one than SQLite takes to run it.
+    `changes` and `where` are functions of the columns of the row to insert. The statements are built once: SQLAlchemy
+    takes longer to build one than SQLite takes to run it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Upsert:
 
 
 def insert_if_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
-    """Inserts a row unless one with its primary key exists."""
+    """Inserts a row unless a row with the same primary key exists."""
     connection.execute(_INSERT[connection.dialect.name](table).values(row).on_conflict_do_nothing())
 
 

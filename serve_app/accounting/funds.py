@@ -1,4 +1,4 @@
-"""Money that operators add to or take from accounts. Each movement is a journal entry and takes the next version."""
+"""Money that operators add to or take from accounts. A movement is a journal entry and a new account version."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from serve_app.contracts.errors import Conflict, GrantNotFound, InsufficientBala
 from serve_app.contracts.money import MAX_AMOUNT, MAX_BALANCE, format_amount
 
 #: Grace period: seconds between a grant's expiry and the removal of its remainder from the books. A request that began
-#: earlier may still be paid from it: requests run for minutes, and their settlements may wait in a gateway's spool
-#: while the database is unavailable.
+#: before the expiry may still be paid from it: requests run for minutes, and their settlements may wait in a gateway's
+#: spool while the database is unavailable.
 GRACE_S = 3600.0
 MAX_EXPIRED = 10_000
 
@@ -101,7 +101,7 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
     grant = connection.execute(query).one_or_none()
     if grant is None:
         raise GrantNotFound(account_id, grant_id)
-    # A repetition cannot compare amounts, because the remainder is 0 by then. The memo names the grant and must match.
+    # The amount of a repetition cannot be compared, because the remainder is 0 by then. The memo names the grant.
     memo = f"grant {grant_id}: {wanted.memo}"
     earlier = earlier_entry(connection, wanted)
     if earlier is not None:
@@ -167,7 +167,7 @@ def _conflict(wanted: Movement, earlier: Row[Any]) -> Conflict:
 
 
 def _moved_before(connection: Connection, wanted: Movement, moved: Mapping[str, int], expires_at: float | None) -> bool:
-    """Returns whether the idempotency key has moved this money before.
+    """Returns whether this movement was already booked under its idempotency key.
 
     Raises AccountNotFound, and Conflict if the key was used for a different movement.
     """

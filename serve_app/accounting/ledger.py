@@ -114,7 +114,7 @@ class Ledger:
     def run(self, command: Command[Answer]) -> Answer:
         """Returns the command's answer. Raises the LedgerErrors that the command documents."""
         if isinstance(command, commands.RetryStuck):
-            # One transaction each: a failure must not undo the others.
+            # One transaction for each settlement: a failure must not undo the others.
             return self._retry_stuck(command)  # type: ignore[return-value]
         if (reading := READS.get(type(command))) is not None:
             with self._database.snapshot(reading.timeout_s) as connection:

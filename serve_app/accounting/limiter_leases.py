@@ -2,7 +2,7 @@
 
 A lease is a row with an epoch and a count of renewals. Times of different clocks are never compared, only durations as
 each side measures them:
-- The holder may admit for `lasts_s` from the moment before it sent the renewal that succeeded.
+- The holder may admit for `lasts_s`, counted from just before it sent the renewal that succeeded.
 - A successor takes over if the lease was released, or if the holder's process is known to have ended. It also takes
   over if `LeaseWatch` has seen the same epoch and count of renewals for `lasts_s`. `LeaseWatch` sees a renewal only
   after its commit, so it starts to count later than the holder. The takeover compares epoch and count once more and
@@ -11,7 +11,7 @@ each side measures them:
 The holder has therefore stopped before a successor begins. A lease for a different number of shards covers accounts of
 every shard, so it also blocks a takeover until it has ended. The takeover then removes it.
 
-`limiter_holds` has the open holds that the holder of the lease may not learn from its own gateways. A limiter that
+`limiter_holds` has the open holds that the holder of the lease might not learn from its own gateways. A limiter that
 releases its lease writes them with the release. A gateway whose limiter has no lease, or does not answer, stores its
 own holds there (`PostHolds`). A settlement removes the request's row in its own transaction.
 """
@@ -116,7 +116,7 @@ def _holds(connection: Connection) -> tuple[OpenHold, ...]:
 
 
 def _hold_of(terms: str) -> OpenHold:
-    """Returns a hold without the fields that a later release has added."""
+    """Decodes a stored hold. Ignores fields that a later release has added."""
     return OpenHold(**{name: value for name, value in json.loads(terms).items() if name in _HOLD_FIELDS})
 
 
@@ -144,7 +144,7 @@ class LeaseWatch:
         self._seen: dict[int, _Sighting] = {}  # by epoch
 
     def with_over(self, wanted: HoldLease) -> HoldLease:
-        """Returns the command with the leases that were seen unchanged for their full duration."""
+        """Returns the command, with `over` naming the leases that were seen unchanged for their full duration."""
         now = self._clock()
         over = []
         for epoch, one in self._seen.items():

@@ -1,4 +1,4 @@
-"""Changes a member's role, removes members, and adds existing people to further accounts."""
+"""Changes a member's role, removes members, and adds existing users to other accounts."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def change_person(transaction: Transaction, wanted: ChangePerson, now: float) ->
     if wanted.before is not None:
         if read_person(connection, wanted.user_id).password != wanted.before:
             raise InvalidValue("the password was changed meanwhile")
-        connection.execute(delete(passkeys).where(passkeys.c.user_id == wanted.user_id))  # one may be an intruder's
+        connection.execute(delete(passkeys).where(passkeys.c.user_id == wanted.user_id))  # may be an intruder's
     if "totp_secret" in wanted.changes:
         set_recovery_codes(connection, wanted.user_id, wanted.recovery)
     step = {} if wanted.totp_step is None else {"totp_step": wanted.totp_step}
@@ -235,7 +235,7 @@ def set_recovery_codes(connection: Connection, user_id: str, digests: tuple[str,
 
 
 def end_invitations(connection: Connection, account_id: str, email: str, now: float) -> None:
-    """Revokes an e-mail address's open invitations to an account. A newer one, or the membership, replaces them."""
+    """Revokes an e-mail address's open invitations to an account. A new one, or the membership, replaces them."""
     theirs = (invitations.c.account_id == account_id, invitations.c.email == email)
     connection.execute(update(invitations).where(*theirs, *_OPEN).values(revoked_at=now))
 

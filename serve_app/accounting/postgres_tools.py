@@ -23,7 +23,7 @@ from serve_app.contracts.errors import InvalidValue, LedgerError, ToolMissing
 def dump(url: URL, server: str, *, schema: str, snapshot: str) -> Iterator[bytes]:
     """Yields the schema as of a snapshot that another session has exported, in pg_dump's compressed custom format.
 
-    The revision is omitted. Raises ToolMissing, and LedgerError if pg_dump fails.
+    Omits the schema's revision. Raises ToolMissing, and LedgerError if pg_dump fails.
     """
     tool = _tool("pg_dump", server)
     wanted = ("--format=custom", f"--snapshot={snapshot}", f"--schema={schema}")

@@ -1,4 +1,4 @@
-"""Requests of all accounts, newest first. It reads day by day, which needs no index over all accounts."""
+"""Lists requests of all accounts, newest first. Reads day by day, which needs no index over all accounts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_recent(connection: Connection, wanted: ListRecent, _now: float) -> Usag
         finished_at, request_id = _place(wanted.after)
         matching.append(tuple_(rows.finished_at, rows.request_id) < tuple_(finished_at, request_id))
         day = period_at("day", finished_at).name
-        days.append(daily.day <= day if request_id else daily.day < day)  # without an id, the time is a day's beginning
+        days.append(daily.day <= day if request_id else daily.day < day)  # no id: that day is done
     named = select(daily.day).where(*days).distinct().order_by(daily.day.desc()).limit(MAX_DAYS)
     read = [day_named(name) for name in connection.execute(named).scalars()]
     found: list[UsageRecord] = []

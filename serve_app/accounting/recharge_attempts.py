@@ -1,8 +1,8 @@
 """Payments that recharge accounts: when an attempt begins, which process handles it, and its outcome.
 
-Watching only reads. An attempt begins under the ledger's writer lock, which also covers reading balance, cap and
-settings. With any number of watching processes, an account has at most one open attempt, and a month's payments stay
-within its cap. Attempts that are not known to have failed count towards the cap.
+Watching accounts only reads the ledger. An attempt begins under the ledger's writer lock, which also covers reading
+balance, cap and settings. With any number of watching processes, an account has at most one open attempt, and a month's
+payments stay within its cap. Attempts that are not known to have failed count towards the cap.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OPEN: Final = recharge_attempts.c.state == literal_column("'open'")
 def watch_recharges(connection: Connection, wanted: WatchRecharges, now: float) -> tuple[list[str], str | None]:
     has = recharges.c
     is_open = exists().where(recharge_attempts.c.account_id == has.account_id, _OPEN)
-    may_be_low = (accounts.c.active, accounts.c.topped_up <= has.threshold)  # grants are compared below
+    may_be_low = (accounts.c.active, accounts.c.topped_up <= has.threshold)  # `_is_due` also counts grants
     query = (
         select(recharges)
         .join(accounts)
@@ -143,7 +143,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
         return  # the settings were created after the backup from which this ledger was restored
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
-    # A suspended account is not recharged anyway. The failure of a replaced method says nothing about the new one.
+    # No pause for a suspended account, which is not recharged anyway, nor if the failed method was replaced meanwhile.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
 

@@ -120,7 +120,7 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
     query = select(func.count()).select_from(notices).where(*made, notices.c.detail != "")
     if connection.execute(query).scalar_one() >= MAX_A_DAY:
         return
-    # Uses an alert's kind, because the previous release knows only those. Its text for "balance" is also true here.
+    # The previous release knows only the kinds of alerts. Its text for "balance" is also true here.
     shared = {
         "account_id": account_id,
         "kind": "balance",

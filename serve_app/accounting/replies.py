@@ -44,7 +44,7 @@ class ReplyQuota:
 
 
 class QuotaKeeper:
-    """Enforces the accounts' quota in a table whose primary key is `account_id` with the column `key`.
+    """Enforces the accounts' quota in a table with the primary key (`account_id`, `key`).
 
     Counting is slow, so a process checks an account only after it has written a sixteenth of the quota. An account can
     therefore exceed its quota by a sixteenth per process.
@@ -56,13 +56,13 @@ class QuotaKeeper:
         self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since the last check of an account
 
     def enforce(self, connection: Connection, written: Iterable[tuple[str, int]]) -> None:
-        """Removes the oldest rows of the accounts that these rows brought above their quota.
+        """Removes the oldest rows of accounts that are above their quota after new rows were written.
 
         `written` has the account and the size of each new row.
         """
         due = set()
         for account_id, added in written:
-            # An account not seen for a long time counts as due: another process may have counted its rows.
+            # An account without a count here is checked at once: earlier rows were perhaps counted in another process.
             count, size = self._written.pop(account_id, (self._quota.replies, 0))
             count, size = count + 1, size + added
             if count * 16 >= self._quota.replies or size * 16 >= self._quota.total_bytes:
@@ -77,7 +77,7 @@ class QuotaKeeper:
 
 
 def _trim(table: Table, key: str) -> Delete:
-    """Returns the statement that removes the oldest rows of accounts beyond `most_replies` and `most_bytes`."""
+    """Returns a statement that removes the oldest rows of `accounts` beyond `most_replies` or `most_bytes`."""
     columns = table.c
     newest: dict[str, Any] = {
         "partition_by": columns.account_id,
@@ -124,7 +124,7 @@ def reply_row(settlement: Settlement, reply: StoredReply, now: float) -> dict[st
 
 
 def write_replies(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Stores replies, at least one. A reply that is already stored under the same idempotency key is not replaced."""
+    """Stores one or more replies. A reply that is already stored under the same idempotency key is not replaced."""
     _ADD.run(connection, rows)
 
 

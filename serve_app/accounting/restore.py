@@ -30,7 +30,7 @@ from serve_app.contracts.errors import Conflict, InvalidValue, LedgerError, Sche
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
-# More versions or epochs than a ledger assigns between a backup and its loss.
+# Higher than the number of versions or epochs that a ledger assigns between a backup and its loss.
 AHEAD: Final = 10**12
 NO_RECHARGE_S: Final = DAY_S
 
@@ -39,7 +39,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The backup's manifest, and the differences in the books, which the backup already had."""
+    """The backup's manifest, and the differences in the books, which were already in the backup."""
 
     manifest: Manifest
     differences: tuple[Difference, ...]

@@ -77,7 +77,7 @@ def _suspend(transaction: Transaction, wanted: ReturnPayment, now: float) -> Non
 
 
 def _to_give_back(connection: Connection, wanted: ReturnPayment) -> int:
-    """Returns the amount to give back. It covers the service's loss first: the customer has already spent that part."""
+    """Returns the amount to give back: the chargeback without the part that the customer had already spent."""
     entry = _entry(connection, wanted.account_id, wanted.reverses)
     if entry is None:
         return 0
@@ -97,7 +97,7 @@ def _entry(connection: Connection, account_id: str, key: str) -> Row[Any] | None
 
 
 def _lost(connection: Connection, account_id: str, key: str) -> int | None:
-    """Returns the amount that a return could not take. None: the return took all, or does not exist."""
+    """Returns the amount that a return could not take. None: the return took the whole amount, or does not exist."""
     detail = _detail(connection, NOT_COVERED, account_id, key)
     return None if detail is None else int(detail["lost"])
 

@@ -96,8 +96,8 @@ api_keys = Table(
     Column("addresses", Text),  # a JSON array of CIDR networks; null: any
 )
 
-# Charges of a key with a budget in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage rows.
-# Removed and counted again when the kind changes.
+# Charges of a key with a budget, per day (YYYY-MM-DD) or month (YYYY-MM) like the budget: always the sum of the key's
+# usage rows. They are removed and counted again when the budget changes between day and month.
 key_spend = Table(
     "key_spend",
     metadata,
@@ -155,7 +155,7 @@ grants = Table(
     Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), primary_key=True, autoincrement=False),
     Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
     Column("amount", BigInteger, nullable=False),
-    Column("remaining", BigInteger, nullable=False),  # sums to accounts.granted over an account's grants
+    Column("remaining", BigInteger, nullable=False),  # over an account's grants, sums to accounts.granted
     Column("expires_at", Double),
     CheckConstraint("0 <= remaining AND remaining <= amount", name="remaining_within_amount"),
 )
@@ -189,7 +189,7 @@ usage = Table(  # append-only
     Column("finished_at", Double, nullable=False),
     Column("settled_at", Double, nullable=False),
     Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), unique=True),  # null: nothing was charged
-    # For rows without an entry: increases with the commits, as entry_id does for the others. A trigger sets it.
+    # For rows without an entry: increases in the order of the commits, as entry_id does otherwise. A trigger sets it.
     Column("number", BigInteger),
     CheckConstraint("charged >= 0", name="charged_not_negative"),
     CheckConstraint("uncollected >= 0", name="uncollected_not_negative"),
@@ -274,7 +274,7 @@ limiter_leases = Table(
     metadata,
     Column("shards", Integer, primary_key=True, autoincrement=False),  # number of shards of its service
     Column("shard", Integer, primary_key=True, autoincrement=False),
-    Column("epoch", BigInteger, nullable=False),  # a new epoch is above those of all rows
+    Column("epoch", BigInteger, nullable=False),  # a new epoch is higher than those of all rows
     Column("holder", Text, nullable=False),
     Column("renewals", BigInteger, nullable=False),
     Column("lasts_s", Double, nullable=False),  # seconds for which the holder may admit after it has sent a renewal
@@ -282,7 +282,7 @@ limiter_leases = Table(
     Column("wanted", Integer, nullable=False),  # requests that wait at a limiter without the lease
 )
 
-# Open holds that the holder of the lease may not learn from its own gateways. Mostly empty.
+# Open holds that the holder of the lease might not learn from its own gateways. Mostly empty.
 limiter_holds = Table(
     "limiter_holds",
     metadata,
@@ -299,7 +299,7 @@ limiter_holds = Table(
 # - "full": a running check from the beginning.
 # - "old": a replaced checkpoint.
 # - "closing": stands for the rows of an archive, and has only that archive's sums.
-# The others build on the closings up to the id `closing` and have only the sums of the rows after them.
+# The other kinds build on the closings up to the id `closing`, and have only the sums of the rows after those.
 checkpoints = Table(
     "checkpoints",
     metadata,
@@ -313,7 +313,7 @@ checkpoints = Table(
     Column("updated_at", Double, nullable=False),
     Column("proven_at", Double),  # null: no check has completed yet
     CheckConstraint("kind IN ('last', 'full', 'closing', 'old')", name="kind"),
-    sqlite_autoincrement=True,  # a check that continues must not find a different checkpoint under its number
+    sqlite_autoincrement=True,  # ids are not reused: a check must not continue at a different checkpoint
 )
 
 checkpoint_balances = Table(
@@ -348,7 +348,7 @@ archives = Table(
     "archives",
     metadata,
     Column("checkpoint_id", BigInteger, ForeignKey("checkpoints.id"), primary_key=True, autoincrement=False),
-    Column("before", Text, nullable=False, unique=True),  # the first month that stays, YYYY-MM
+    Column("before", Text, nullable=False, unique=True),  # the first month that is not archived, YYYY-MM
     Column("entry", BigInteger, nullable=False),
     Column("number", BigInteger, nullable=False),
     Column("checksum", Text),  # SHA-256 of the manifest
@@ -365,7 +365,7 @@ served_traffic = Table(  # append-only
     Column("identifier", Text, nullable=False),
     Column("weights", Text, nullable=False),  # a JSON object of backend to weight
     Column("before", BigInteger),  # the row that a rollback restores
-    Column("undoes", BigInteger),  # for a rollback: the row that it took back
+    Column("undoes", BigInteger),  # for a rollback: the row that it undid
     Column("changed_at", Double, nullable=False),
     Column("actor", Text, nullable=False),
     Column("reason", Text, nullable=False),
@@ -388,7 +388,7 @@ served_models = Table(
     metadata,
     Column("identifier", Text, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("since", BigInteger, nullable=False),  # its last creation or removal: earlier prices no longer apply
+    Column("since", BigInteger, nullable=False),  # version when it was last created or removed: ends earlier prices
     Column("spec", Text, nullable=False),  # a ModelSpec as a JSON object
     Column("created_at", Double, nullable=False),
     Column("removed_at", Double),

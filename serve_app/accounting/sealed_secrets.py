@@ -23,7 +23,7 @@ _TABLES: Final[dict[str, tuple[Table, Any]]] = {
 
 @reads(ListSealed)
 def list_sealed(connection: Connection, wanted: ListSealed, _now: float) -> tuple[list[SealedSecret], str | None]:
-    """Lists sealed secrets. `after` is a table's name and an id."""
+    """Lists sealed secrets. `after` has the table name and row id of the last secret of the previous page."""
     at, _, after = wanted.after.partition(" ")
     names = list(_TABLES)
     found: list[SealedSecret] = []

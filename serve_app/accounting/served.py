@@ -24,7 +24,7 @@ from serve_app.contracts.served import (
 from serve_app.contracts.served_commands import ReadServed
 from serve_app.contracts.units import DAY_S
 
-RETIRED_S: Final = 30 * DAY_S  # time for which gateways receive a retired backend, to delete it
+RETIRED_S: Final = 30 * DAY_S  # a retired backend is listed for this time, so that gateways delete it
 _EARLIER_S: Final = DAY_S  # a gateway with a slow clock may still use the previous price for this long
 
 _TABLES = (served_traffic, served_prices, served_models, served_backends)

@@ -103,7 +103,7 @@ def _as_json(what: str, given: Mapping[str, Any]) -> str:
     """Returns the value as JSON. Raises InvalidValue."""
     try:
         text = json.dumps(dict(given), ensure_ascii=True, allow_nan=False)
-        msgspec.msgpack.encode(given)  # answers carry it between processes: no integers beyond 64 bits
+        msgspec.msgpack.encode(given)  # rejects values that answers cannot carry, such as integers beyond 64 bits
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidValue(f"{what}: must be a JSON object: {error}") from None
     if len(text) > _MAX_BYTES:

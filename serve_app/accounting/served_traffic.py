@@ -1,8 +1,8 @@
-"""Shares of an identifier's requests. A change names the version that it replaces. No row is ever changed or removed.
+"""Traffic: how an identifier's requests are divided among backends. A change names the version that it replaces.
 
-A roll-out is a series of rows that raise the shares of the same backends. `before` of each of them is the last row
-before the series, so one rollback undoes the whole roll-out. A rollback is a new row with the `before` of the row that
-it restores.
+Rows are never changed or removed. A roll-out is a series of rows that raise the shares of the same backends. `before`
+of each of them is the last row before the series, so one rollback undoes the whole roll-out. A rollback is a new row
+with the `before` of the row that it restores.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def list_traffic(connection: Connection, wanted: ListTraffic, _now: float) -> li
 def start_traffic(
     transaction: Transaction, identifier: str, weights: Mapping[str, int], actor: str, now: float
 ) -> None:
-    """Inserts the first row of a new identifier. A rollback does not go back further."""
+    """Inserts the first row of a new identifier. A rollback cannot go back further than this row."""
     row = Traffic(identifier, transaction.next_version(), weights, now, actor, "created")
     _insert(transaction.connection, row)
 

@@ -1,6 +1,6 @@
-"""Reads for operators: the usage of all accounts from the daily sums, and an account's entries.
+"""Queries for operators: the usage of all accounts from the daily sums, and an account's entries.
 
-Each reads through an index and returns a bounded number of rows, however many requests the ledger has.
+Each query uses an index and returns a bounded number of rows, however many requests the ledger has.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def sum_service(connection: Connection, wanted: SumService, now: float) -> Servi
     found = (
         SpendingAccount(row.account_id, row.name, int(row.requests), int(row.tokens), int(row.charged)) for row in top
     )
-    opened = select(accounts.c.currency).limit(1).scalar_subquery()  # before the service has claimed its currency
+    opened = select(accounts.c.currency).limit(1).scalar_subquery()  # if the service has not set a currency yet
     currency = connection.execute(select(func.coalesce(head.c.currency, opened))).scalar_one()
     return ServiceUsage(tuple(days), int(active), tuple(found), currency or "")
 

@@ -1,7 +1,7 @@
 """Settlement: turns a batch of finished requests into charges, usage rows and aggregates in one transaction.
 
-A batch takes about a dozen statements at any size. Pure functions compute it from data read under the writer's lock.
-Nothing here retries or waits.
+A batch of any size takes about a dozen statements. Pure functions compute the result from data read under the writer's
+lock. Nothing here retries or waits.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _read_spend(connection: Connection, batch: _Batch, settlements: Sequence[Set
             wanted[settlement.key_id, budgets.period_name(key.period, _day(settlement))] = key.account_id
     batch.spend = budgets.read_spend(connection, wanted.keys())
     for (key_id, period), account_id in wanted.items():
-        if (key_id, period) not in batch.spend:  # the first in this period
+        if (key_id, period) not in batch.spend:  # the key's first charge in this period
             batch.spend[key_id, period] = budgets.count_spend(connection, account_id, key_id, period)
 
 
@@ -322,7 +322,7 @@ def _write_usage(transaction: Transaction, batch: _Batch) -> None:
         spend = {(key_id, period): spent for (key_id, period), spent in batch.spend.items() if key_id in with_budget}
         budgets.write_spend(connection, spend)
         bumped = [{"key": key_id, "next": transaction.next_version()} for key_id in with_budget]
-        connection.execute(_SET_KEY_VERSION, bumped)  # the feed carries the key's spending
+        connection.execute(_SET_KEY_VERSION, bumped)  # the feed of changes includes the key's spending
 
 
 def _settled(batch: _Batch, settlement: Settlement, now: float, *, duplicate: bool) -> Settled:

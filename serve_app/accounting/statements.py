@@ -1,7 +1,8 @@
 """An account's monthly statement: opening balance, movements, usage and closing balance.
 
 Usage counts in the month in which its request ended, in UTC, as in the daily aggregates. The opening balance is the
-current balance without everything that has happened since. It therefore needs no charges, which may be archived.
+current balance without the movements and the usage since the month began. That usage comes from the daily aggregates,
+so the charges may already be archived.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def response_row(settlement: Settlement, response: StoredResponse, now: float) -
 
 
 def write_responses(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Stores responses, at least one. A response that has ended stays as it is."""
+    """Stores one or more responses. A response that has ended stays as it is."""
     _ADD.run(connection, rows)
 
 

@@ -1,1 +1,1 @@
-"""The chat format: requests and replies on the wire. Pure functions, independent of server, model and account."""
+"""Wire formats: checks requests and encodes replies. Pure functions, independent of server, model and account."""

@@ -70,7 +70,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         },
     },
 }
-#: A reply to the first of them.
+#: A reply to the first example request.
 EXAMPLE_REPLY: Final[Mapping[str, Any]] = {
     "id": "chatcmpl-5d41402abc4b2a76b9719d911017c592",
     "object": "chat.completion",

@@ -57,7 +57,7 @@ def _names(identifiers: Sequence[str]) -> Schema:
 
 
 def object_schema(model: Schema, null_is_absent: bool = False) -> Schema:
-    """Returns the schema of an object from pydantic's. With `null_is_absent`, optional fields may be null."""
+    """Converts pydantic's schema of an object for the document. With `null_is_absent`, optional fields may be null."""
     required = model.get("required", [])
     fields = {
         name: _field(schema, null_is_absent and name not in required) for name, schema in model["properties"].items()
@@ -68,9 +68,9 @@ def object_schema(model: Schema, null_is_absent: bool = False) -> Schema:
 
 
 def _field(generated: Schema, nullable: bool) -> Schema:
-    """Returns the schema of one field: its types side by side, with null if the field may be absent.
+    """Returns the schema of one field, with a flat list of its types. With `nullable`, null is one of them.
 
-    Empty defaults are dropped.
+    Null and empty defaults are dropped.
     """
     kept = {name: value for name, value in generated.items() if name not in ("title", "anyOf", "oneOf")}
     if kept.get("default") in (None, [], {}):
@@ -95,14 +95,14 @@ def _on_one_line(text: str) -> str:
 
 
 def _kinds(generated: Schema) -> list[Schema]:
-    """Returns the types of a field as a flat list."""
+    """Returns the types of a field, without nesting."""
     if nested := generated.get("anyOf") or generated.get("oneOf"):
         return [kind for one in nested for kind in _kinds(one)]
     return [generated]
 
 
 def _messages(message: Schema) -> dict[str, Schema]:
-    """Returns one schema for each kind of message, and `Message` for any of them."""
+    """Returns one schema for each kind of message, and the schema `Message`, which allows any kind."""
     fields = message["properties"]
     schemas: dict[str, Schema] = {}
     for name, (description, roles, own) in MESSAGES.items():
@@ -133,7 +133,7 @@ def _messages(message: Schema) -> dict[str, Schema]:
 
 
 def _complete_variants(schemas: dict[str, Schema]) -> None:
-    """Adds the requirements beyond types: the rules of the `_complete` validators."""
+    """Adds the rules of the `_complete` validators, which the generated schemas do not have."""
     require(schemas["TextPart"], "text")
     fields = schemas["ResponseFormat"]["properties"]
     read = {name: rule for name, rule in fields["json_schema"].items() if name in ("properties", "required")}

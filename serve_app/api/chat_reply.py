@@ -113,7 +113,7 @@ def complete_reply(
 
 
 def error_event(error: ApiError) -> bytes:
-    """Returns the event for a failure after the headers. The stream ends after it without DONE."""
+    """Returns the event for a failure after the headers were sent. It is the last event: DONE does not follow."""
     return b"data: " + encode_json(error.body()) + b"\n\n"
 
 
@@ -121,10 +121,11 @@ class ChunkEncoder:
     """Encodes the chunks of one streamed reply.
 
     Each choice has an opening chunk, pieces and a finish chunk. The chunks of several choices may be interleaved. The
-    last finish chunk has the usage. With `include_usage`, a chunk without choices has it instead. DONE is the end.
+    last finish chunk has the usage. With `include_usage`, a separate chunk without choices has it instead. The event
+    DONE ends the stream.
 
-    The parts that are the same in every chunk are encoded once. A piece of text therefore costs one string escape and a
-    join.
+    The parts that are the same in every chunk are encoded once. For each piece of text, the encoder therefore only
+    escapes one string and joins the parts.
     """
 
     __slots__ = ("_after", "_head", "_include_usage", "_tail")
@@ -172,7 +173,7 @@ class ChunkEncoder:
         return self._chunk(choice, piece, tokens)
 
     def finish_chunk(self, reason: str, choice: int = 0) -> bytes:
-        """Returns the chunk with a choice's finish reason. Raises ValueError for a reason that the format lacks."""
+        """Returns the chunk with a choice's finish reason. Raises ValueError for an unknown reason."""
         end = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}]' % (choice, encode_text(_known(reason)))
         return self._head + end + self._tail
 
@@ -198,7 +199,7 @@ class StreamedReply:
         self._unopened = set(range(n))
         self._unended = set(range(n))
         self._last_calls: list[Ending | None] = [None] * n
-        self._last_reason: FinishReason | None = None  # of the choice that ended last; its finish chunk is sent later
+        self._last_reason: FinishReason | None = None  # of the last choice; `closing_chunks` sends its finish chunk
 
     def chunks(self, event: Delta | ReplyParts | ChoiceEnded) -> bytes:
         """Returns the chunks to send for one event. A choice's first event also produces its opening chunk."""
@@ -232,7 +233,7 @@ class StreamedReply:
         return b"".join(chunks)
 
     def closing_chunks(self, reason: FinishReason, usage: Usage | None = None) -> bytes:
-        """Returns the chunks that close the choices that have not ended yet. `reason` is why the reply ended.
+        """Returns the finish chunks that have not been sent yet. `reason` is why the reply ended.
 
         The last chunk has the usage, if `usage` is given.
         """
@@ -296,7 +297,7 @@ class WholeReply:
                 choice.calls[-1][1].append(part.text)
 
     def choices(self, reason: FinishReason, logprobs: bool) -> list[Choice]:
-        """Returns all choices. `reason` is why the reply ended; it also applies to the choice if there is only one."""
+        """Returns all choices. `reason` is why the reply ended. A single choice ends for the same reason."""
         if len(self._choices) == 1:
             self._choices[0].reason = reason
         return [
@@ -312,7 +313,7 @@ class WholeReply:
 
 
 def _last_call(parts: tuple[Part, ...], before: Ending | None) -> Ending | None:
-    """Returns how the last call of a choice ended, after adding `parts`."""
+    """Returns how a choice's latest call ended: in `parts`, or else as `before` says."""
     return next((part.ending for part in reversed(parts) if isinstance(part, CallEnded)), before)
 
 
@@ -330,7 +331,7 @@ def _known(reason: str) -> str:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Returns the `logprobs` object of a choice. The bytes of its tokens, joined, are the text."""
+    """Returns the `logprobs` object of a choice. Joining the bytes of its tokens gives the text."""
     content = [
         {**logprob_entry(token), "top_logprobs": [logprob_entry(other) for other in token.top]} for token in tokens
     ]

@@ -49,7 +49,7 @@ from serve_app.api.tools_and_formats import (
 )
 from serve_app.contracts.generation import REASONING_EFFORTS, RawPrompts, ToolChoice
 
-# 32768 tokens of human-written text are under 200 KB. Long runs of escaped spaces are under 4 MiB.
+# 32768 tokens are under 200 KB of human-written text, and under 4 MiB even as long runs of escaped spaces.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -65,7 +65,10 @@ _GREATEST: Final = 10**300
 
 
 def _without_overflow(value: Any) -> Any:
-    """Replaces an integer that is too large for a float by infinity. The error then names its value, not its type."""
+    """Replaces an integer that is too large for a float with infinity.
+
+    The error is then about its value (422), not its type (400).
+    """
     if isinstance(value, int) and abs(value) > _GREATEST:
         return inf if value > 0 else -inf
     return value
@@ -86,7 +89,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _check_numbers(bias: dict[str, Any]) -> dict[str, Any]:
-    # A loop, to stop at the first fault as lists do.
+    # A loop, to stop at the first fault, as `FirstFault` does for lists.
     for token, value in bias.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             wrong_type("float_type", token, value)
@@ -128,7 +131,7 @@ def _check_generation_prompt(is_added: bool, request: ChatRequest) -> None:
     if is_added and request.continue_final_message:
         raise invalid("add_generation_prompt", "must be false with continue_final_message: true")
     if not is_added and not request.continue_final:
-        raise invalid("add_generation_prompt", "can only be false with continue_final_message: true. Leave it out")
+        raise invalid("add_generation_prompt", "can be false only with continue_final_message: true. Leave it out")
 
 
 def _check_effort(effort: str, _: ChatRequest) -> None:
@@ -190,8 +193,9 @@ class StreamOptions(Shape):
 class ChatRequest(Shape):
     """The body of POST /chat/completions.
 
-    The string below a field is its description in the OpenAPI document. If the gateway reads a field in a form other
-    than the JSON form, the field is named `sent_…` and its wire name is the alias. A property has the gateway's form.
+    The string below a field is its description in the OpenAPI document. If the gateway uses a field in a form other
+    than the JSON form, the field is named `sent_…`, with its wire name as the alias. A property returns the value in
+    the gateway's form.
     """
 
     model: str
@@ -298,7 +302,8 @@ class ChatRequest(Shape):
     """`none`: no call. `auto`: the model decides. `required`: at least one call. An object: a call of this function.
     Default: `auto` with tools, else `none`."""
     parallel_tool_calls: Annotated[Any, AfterValidator(lambda value: value is not False)] = True
-    """Set to false to allow at most one call per reply. Other values are ignored."""
+    """Set to false to allow at most one call per reply. Other values are ignored. Enforced if `tool_choice` requires a
+    call; with `auto`, only if a function has `strict` or the reply has an enforced format."""
     top_k: Annotated[int, AfterValidator(lambda k: 0 if k == -1 else k), Range(-1, 1_000_000)] = 0
     """Extension: sample from this number of most likely tokens. 0 or -1: off."""
     min_p: Annotated[Number, Range(0, 1)] = 0.0
@@ -308,11 +313,11 @@ class ChatRequest(Shape):
     min_tokens: Annotated[int, Range(0, None), Check(_check_min_tokens)] = 0
     """Extension: minimum number of tokens to generate, up to `max_tokens`."""
     ignore_eos: bool = False
-    """Extension: continue until `max_tokens` after the model has ended its reply."""
+    """Extension: ignore the model's end-of-sequence token, and generate until `max_tokens`."""
     continue_final_message: Annotated[bool, Check(_check_continued)] = False
     """Extension: same as `prefix` on the last message."""
     add_generation_prompt: Annotated[bool, Check(_check_generation_prompt)] = True
-    """Extension: can only be false with `continue_final_message: true`, as other servers require it."""
+    """Extension: can be false only with `continue_final_message: true`, for which other servers require false."""
     reasoning_effort: Annotated[str | None, keywords(enum=list(REASONING_EFFORTS)), Check(_check_effort)] = None
     """How much a reasoning model reasons, for models whose chat template has a variable for it; else ignored."""
     chat_template_kwargs: Annotated[
@@ -406,7 +411,7 @@ class ChatRequest(Shape):
 
     @property
     def forced_function(self) -> str | None:
-        """The only function that the reply may call; `tool_choice` is then required. None if there is no such limit."""
+        """The function that the reply must call, if `tool_choice` names one. `tool_choice` is then required."""
         chosen = self.sent_tool_choice
         return chosen.function.name if isinstance(chosen, ChosenTools) and chosen.function is not None else None
 
@@ -481,7 +486,7 @@ def check_chat_request(
     served: ServedModels,
     kind: type[RequestT] = ChatRequest,  # type: ignore[assignment]
 ) -> RequestT:
-    """Checks a request whose JSON is parsed. Doors of other formats translate their requests to this format first.
+    """Checks a parsed JSON request. Doors of other formats translate their requests to this format first.
 
     `kind` is the class of the result. In the result, `model` is the identifier, even if the request has an alias.
     """
@@ -509,10 +514,10 @@ def check_chat_request(
 
 
 def _refuse_too_many(parsed: Mapping[str, Any], served: ServedModels) -> None:
-    """Rejects more messages than any context holds, and too many tools or biases, before the items are read.
+    """Rejects a request with too many messages for the longest context, or with too many tools or biases.
 
-    This is the only exception to the rule "types before values". Checking the types of 100,000 items would take a
-    second.
+    It runs before the types of the items are checked, because checking the types of 100,000 items would take a second.
+    All other checks of values run after the checks of types.
     """
     messages, tools = parsed.get("messages"), parsed.get("tools")
     longest = max((context for context, _ in served.values()), default=0)
@@ -523,7 +528,7 @@ def _refuse_too_many(parsed: Mapping[str, Any], served: ServedModels) -> None:
         if tokens > longest:
             raise errors.context_length_exceeded(0, longest)
     if isinstance(tools, list) and len(tools) > MAX_TOOLS:
-        raise invalid("tools", f"must be at most {MAX_TOOLS}, but it has {len(tools)}")
+        raise invalid("tools", f"must have at most {MAX_TOOLS} entries, but it has {len(tools)}")
     biases = parsed.get("logit_bias")
     if isinstance(biases, dict) and len(biases) > _MAX_BIASES:
         raise invalid("logit_bias", f"must have at most {_MAX_BIASES} token ids, but it has {len(biases)}")
@@ -538,7 +543,7 @@ _VALUE_ORDER: Final = (
 
 
 def _checks() -> list[tuple[str, str, Range | OnlyWith | Check]]:
-    """Returns attribute, wire name and marker, in the order in which values are checked."""
+    """Returns each check as attribute, wire name and marker, in the order in which values are checked."""
     rows = [
         (name, field.alias or name, marker)
         for name, field in ChatRequest.model_fields.items()

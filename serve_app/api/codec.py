@@ -26,7 +26,7 @@ _MOMENT_ITEMS: Final = 500
 _PIECE: Final = 64 * 1024
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b",[{"))
 
-# First bytes of a body with another encoding, and advice for the client.
+# First bytes of a body that is not plain UTF-8 JSON, and the advice to give to the client.
 _NOT_UTF8: Final = (
     (b"\xef\xbb\xbf", "It begins with a byte order mark: send UTF-8 without one."),
     (b"\xff\xfe", "It looks like UTF-16: send UTF-8."),
@@ -35,7 +35,7 @@ _NOT_UTF8: Final = (
     (b"--", "It looks like a form with parts: send JSON."),
 )
 
-# Words in the parser's message, and advice for the client.
+# Words in the parser's error message, and the advice to give to the client.
 _HINTS: Final = (
     ("recursion limit", "Arrays and objects may be nested at most 200 deep."),
     ("out of range", "A number may have at most 4300 digits."),
@@ -54,7 +54,7 @@ _NO_NUMBERS: Final = (b"NaN", b"Infinity", b"-Infinity")
 # Valid characters in a JSON string, but some clients split a stream into lines at them (Python's str.splitlines).
 _LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
-# The expected type, by Pydantic's error type.
+# For each Pydantic error type: the expected type, as error messages name it.
 _EXPECTED: Final = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -72,7 +72,7 @@ _EXPECTED: Final = {
     "string_or_items": "a string or an array of items",
 }
 
-# Tags of a union's types. Pydantic adds the chosen tag to an error's path; clients must not see it.
+# Tags of the types in unions. Pydantic adds the chosen tag to an error's path; error messages must not show it.
 _BRANCHES: Final = frozenset(
     {
         *("<string>", "<array>", "<object>"),
@@ -90,16 +90,16 @@ def parses_in_a_moment(raw: bytes) -> bool:
 def has_more_items(raw: bytes, most: int) -> bool:
     """Returns whether JSON text has more than `most` items: opening brackets and commas outside strings.
 
-    The number of values grows with the number of items. The count is exact for valid JSON, and for the text before the
-    first error. Counting takes milliseconds and lets other threads run meanwhile. Parsing a million items would stop
-    them for a second.
+    Their number limits the number of values that a parser creates. The count is exact for valid JSON, and for the text
+    before the first error. Counting takes milliseconds, and other threads run meanwhile. Parsing a million items would
+    block them for a second.
     """
     return have_more_items([raw], most)
 
 
 def have_more_items(texts: Sequence[bytes], most: int) -> bool:
-    """Returns the same as `has_more_items`, for several texts together."""
-    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # including strings
+    """Returns whether several JSON texts together have more than `most` items. See `has_more_items`."""
+    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # also counts characters in strings
         return False
     items = 0
     for raw in texts:
@@ -179,7 +179,7 @@ def keywords(**more: Any) -> Any:
 def either(error: str) -> Discriminator:
     """Returns the discriminator for a union whose types have the tags in `_BRANCHES`.
 
-    `error` is the error type for any other type.
+    A value of any other type causes a Pydantic error of the type `error`.
     """
     return Discriminator(_branch, custom_error_type=error, custom_error_message=error)
 
@@ -261,17 +261,17 @@ def quote(text: str) -> str:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encodes JSON without spaces, as UTF-8. A lone surrogate becomes U+FFFD, a surrogate pair its character."""
+    """Encodes JSON without spaces, as UTF-8. Replaces a surrogate pair with its character, a lone one with U+FFFD."""
     return _utf8(_encoded(value))
 
 
 def encode_text(text: str) -> bytes:
-    """Encodes one JSON string as UTF-8, without any character that a line splitter could read as a line end."""
+    """Encodes one JSON string as UTF-8. Escapes every character that a line splitter could read as a line end."""
     return _utf8(_unbroken(_encode_str(text)))
 
 
 def encode_line(value: Any) -> bytes:
-    """Encodes as `encode_json` does, without any character that a line splitter could read as a line end."""
+    """Same as `encode_json`, but escapes every character that a line splitter could read as a line end."""
     return _utf8(_unbroken(_encoded(value)))
 
 
@@ -283,7 +283,7 @@ def _encoded(value: Any) -> str:
 
 
 def _with_finite(value: Any) -> Any:
-    """Replaces infinity, which the parser returns for numbers such as 1e999, by the largest finite number."""
+    """Replaces infinity, which the parser returns for numbers such as 1e999, with the largest finite number."""
     if isinstance(value, float):
         return None if isnan(value) else min(max(value, -_GREATEST), _GREATEST)
     if isinstance(value, dict):

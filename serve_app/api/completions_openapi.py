@@ -9,7 +9,7 @@ from serve_app.api.completions_request import SHARED, CompletionFields
 
 
 def completion_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
-    """Returns the schema by its name, `CompletionRequest`. It refers to schemas of the chat format."""
+    """Returns a dict with one schema, `CompletionRequest`, which refers to schemas of the chat format."""
     chat = chat_request_schemas(identifiers, most_output)["ChatCompletionRequest"]
     body = object_schema(CompletionFields.model_json_schema(), null_is_absent=True)
     fields = body["properties"]

@@ -16,20 +16,20 @@ from serve_app.contracts.generation import ChoiceEnded, Delta, FinishReason, Pro
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-_MAX_SKIPPED_BYTES = 64  # of text, in the search for the next token
+_MAX_SKIPPED_BYTES = 64  # maximum bytes of text to skip in the search for the next token
 
 
 class TokenOffsets:
     """Finds the characters at which tokens begin, in a text that arrives in pieces.
 
-    A token may arrive before the end of its text. Special tokens and parts of characters may be missing from the text.
-    Their offset is that of the next token.
+    A token may arrive before all of its text. The text may lack special tokens, and tokens that are only part of a
+    character; such a token has the offset of the next token.
     """
 
     def __init__(self) -> None:
         self._text = b""
-        self._at = 0  # in bytes
-        self._characters = 0  # before `_at` and the owed bytes
+        self._at = 0  # position in `_text`, in bytes
+        self._characters = 0  # number of characters before `_at`, plus those of `_owed`
         self._owed = b""  # bytes of tokens whose text has not arrived
 
     def add_text(self, text: str) -> None:
@@ -40,7 +40,7 @@ class TokenOffsets:
             known = min(len(self._owed), len(data))
             if data[:known] == self._owed[:known]:
                 data, self._owed = data[known:], self._owed[known:]
-            else:  # the token has no text
+            else:  # the owed bytes never arrive: the token is not part of the text
                 self._characters -= _count_characters(self._owed)
                 self._owed = b""
         self._text = self._text[self._at :] + data
@@ -90,7 +90,7 @@ class Logprobs:
         return copied
 
     def add(self, text: str, tokens: Sequence[TokenLogprob], *, of_prompt: bool = False) -> dict[str, Any]:
-        """Returns the object for the next piece of text and its tokens. The first token of a prompt has no value."""
+        """Returns the object for the next piece of text and its tokens. The first token of a prompt has null values."""
         self._offsets.add_text(text)
         values: dict[str, Any] = {name: [] for name in LOGPROBS}
         for token in tokens:
@@ -137,7 +137,7 @@ class Piece:
 
 
 def pieces_of(event: ReplyEvent, request: RawRequest) -> list[Piece]:
-    """Returns the output in an event. A prompt that is echoed is part of each of its choices."""
+    """Returns the pieces of output in an event. An echoed prompt gives one piece for each of its choices."""
     if isinstance(event, ChoiceEnded):
         return []
     if isinstance(event, Delta):
@@ -192,7 +192,7 @@ class WholeCompletion:
                 choice.encoded[name].append(encode_json(values[name])[1:-1])
 
     def body(self, head: ReplyHead, reason: FinishReason, usage: Usage) -> bytes:
-        """Returns the body. `reason` is why the reply ended; it also applies to the choice if there is only one."""
+        """Returns the body. `reason` is why the reply ended. A single choice ends for the same reason."""
         choices = b",".join(self._choice(index, choice, reason) for index, choice in enumerate(self._choices))
         start = encode_json(_fixed(head))[:-1]
         return start + b',"choices":[' + choices + b'],"usage":' + encode_json(usage.as_dict()) + b"}"

@@ -59,7 +59,7 @@ class Door(Protocol):
     def stream(self, request: ChatRequest, head: ReplyHead) -> StreamEncoder: ...
 
     def status(self, error: ApiError) -> int:
-        """Returns the HTTP status for a rejected request. Each format has its own."""
+        """Returns the HTTP status for a rejected request. Formats use different statuses for the same error."""
 
     def error_body(self, error: ApiError) -> dict[str, Any]:
         """Returns the JSON body for a rejected request."""

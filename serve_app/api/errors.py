@@ -140,9 +140,9 @@ def model_not_allowed(model: str, allowed: Iterable[str]) -> ApiError:
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """Status 422: the prompt is longer than the context. Client libraries search for words of the first sentence.
+    """Status 422: the prompt is longer than the context. Client libraries search the first sentence for its words.
 
-    `prompt_tokens` is exact, because clients shorten their messages by it; 0 if the prompt was not counted.
+    `prompt_tokens` must be exact, because clients shorten their messages by the excess; 0: the prompt was not counted.
     """
     found = prompt_tokens or f"more than {limit}"
     message = (
@@ -153,7 +153,7 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
 
 
 def rate_limit(message: str, *, code: str, retry_after_s: float, headers: dict[str, str] | None = None) -> ApiError:
-    """Status 429. `code` is requests, tokens, concurrency or wrong_keys. `headers` are added to the retry headers."""
+    """Status 429. `code` is requests, tokens, concurrency or wrong_keys. `headers` are sent with the retry headers."""
     return ApiError(429, message, code, headers={**(headers or {}), **_retry_headers(retry_after_s)})
 
 

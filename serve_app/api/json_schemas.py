@@ -24,7 +24,7 @@ MAX_PROPERTIES: Final = 400  # per object, because each optional property multip
 MAX_CHARACTERS: Final = 10_000  # per string: a constant, a pattern, a name
 MAX_REPEATED: Final = 10_000  # characters of a pattern with all repetitions written out
 MAX_MINIMUM: Final = 10**9  # maximum for minLength, minItems, minProperties
-# A grammar counts remainders. If several divisors apply at once, it counts those of their least common multiple.
+# For `multipleOf`, a grammar has one state per remainder. For several divisors, their least common multiple counts.
 MAX_REMAINDERS: Final = 10_000
 _GREATEST: Final = sys.float_info.max
 _MINIMUMS: Final = ("minLength", "minItems", "minProperties")
@@ -33,7 +33,7 @@ _COUNT: Final = re.compile(r"\{(\d{1,12})(?:,(\d{0,12}))?\}")
 
 
 def check_schema(field: str, schema: dict[str, Any]) -> int:
-    """Returns the size of a schema in bytes. Raises ApiError (422) that names the field and the limit."""
+    """Returns the size of a schema in bytes. Raises ApiError (422), which names the field and the limit."""
     size = len(encode_json(schema))
     if size > MAX_BYTES:
         raise _beyond(field, f"is a JSON schema of {size} bytes, and at most {MAX_BYTES} are possible")
@@ -91,7 +91,7 @@ def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _remainders(divisor: Any) -> int:
-    """Returns the digits of a multipleOf as an integer; 1 if it is absent or not a usable number."""
+    """Returns the number of remainders of a multipleOf: its digits as an integer. 1 if it is absent or unusable."""
     if isinstance(divisor, bool) or not isinstance(divisor, int | float) or not abs(divisor) <= _GREATEST:
         return 1
     number = Decimal(repr(divisor))

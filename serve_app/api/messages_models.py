@@ -24,7 +24,7 @@ StopSequence = Annotated[str | None, Field(description="The stop sequence that e
 class OutputTokensDetails(BaseModel):
     """Breakdown of the output tokens."""
 
-    thinking_tokens: Count = Field(description="Tokens of reasoning, also if the reply does not show it.")
+    thinking_tokens: Count = Field(description="Tokens of reasoning, even if the reply does not show it.")
 
 
 class MessageUsage(BaseModel):

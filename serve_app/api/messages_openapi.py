@@ -57,7 +57,7 @@ def _blocks(block: Schema) -> dict[str, Schema]:
 
 
 def _messages(message: Schema) -> dict[str, Schema]:
-    """Returns one schema for each role, and `InputMessage` for any of them."""
+    """Returns one schema for each role, and the schema `InputMessage`, which allows any role."""
     kinds = {
         "user": ["TextBlock", "ToolResultBlock"],
         "assistant": ["TextBlock", "ToolUseBlock", "ThinkingBlock", "RedactedThinkingBlock"],

@@ -24,7 +24,7 @@ from serve_app.contracts.generation import (
 )
 
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
-HIDDEN_PER_PING: Final = 64  # a ping is sent for each such number of hidden pieces of reasoning
+HIDDEN_PER_PING: Final = 64  # number of hidden pieces of reasoning after which a ping is sent
 _STOP: Final = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _DELTA: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b}}\n\n'
 
@@ -66,7 +66,7 @@ class WholeMessage:
 class MessageStream:
     """Encodes the events of a streamed reply. See `StreamEncoder`.
 
-    `message_start` precedes the first piece. Its usage has the counted prompt and no output.
+    `message_start` precedes the first piece. Its usage has the prompt tokens and no output tokens.
     """
 
     def __init__(self, head: ReplyHead, shows_thinking: bool) -> None:
@@ -162,7 +162,7 @@ def _whole_block(block: dict[str, Any], content: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call. For an incomplete call: the complete values, as SDKs do for a stream."""
+    """Returns the arguments of a call. Arguments that are cut off give their complete values, as in streaming SDKs."""
     try:
         parsed = from_json(arguments, allow_partial=True) if arguments.strip() else {}
     except ValueError:
@@ -182,7 +182,7 @@ def _message(head: ReplyHead, content: list[dict[str, Any]], usage: dict[str, An
 
 
 def _usage(finished: Finished) -> dict[str, Any]:
-    """Returns the billed tokens. The sum of the first three fields is the prompt."""
+    """Returns the billed tokens. The first three fields add up to the prompt tokens."""
     return {
         "input_tokens": finished.prompt_tokens - finished.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -193,7 +193,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
 
 
 def _end(last_call: Ending | None, finished: Finished) -> dict[str, Any]:
-    """Returns the stop reason. An incomplete last call has `max_tokens`, because a client must not run it."""
+    """Returns the stop reason: `max_tokens` if the last call is incomplete, because a client must not run that call."""
     if last_call in (Ending.CUT, Ending.MALFORMED) or finished.reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if last_call is Ending.COMPLETE:

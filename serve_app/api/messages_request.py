@@ -99,7 +99,8 @@ class ToolChoice(Shape):
     name: str | None = None
     """For `tool`: the name of one of `tools`."""
     disable_parallel_tool_use: Annotated[bool | None, keywords(default=False)] = None
-    """Allow at most one call per reply."""
+    """Allow at most one call per reply. Enforced with `any` and `tool`; with `auto`, only if a tool has `strict` or the
+    reply has an enforced format."""
 
 
 class Thinking(Shape):
@@ -180,7 +181,7 @@ class MessagesChat(ChatRequest):
 
 
 def parse_messages_request(parsed: dict[str, Any], served: ServedModels) -> MessagesChat:
-    """Checks a body of POST /messages whose JSON is parsed. Raises ApiError as `check_chat_request` does."""
+    """Checks a parsed JSON body of POST /messages. Raises ApiError as `check_chat_request` does."""
     given = {name: value for name, value in parsed.items() if value is not None}
     _refuse_too_many(given, served)
     _refuse_foreign(given)
@@ -197,7 +198,7 @@ def parse_count_request(raw: bytes, served: ServedModels, max_bytes: int, max_it
 
 
 def _refuse_too_many(given: Mapping[str, Any], served: ServedModels) -> None:
-    """Rejects more blocks than any context holds, and too many tools, before their types are checked."""
+    """Rejects too many messages and blocks for the longest context, or too many tools, before checking their types."""
     longest = max((context for context, _ in served.values()), default=0)
     messages, tools = given.get("messages"), given.get("tools")
     if isinstance(messages, list):
@@ -205,11 +206,11 @@ def _refuse_too_many(given: Mapping[str, Any], served: ServedModels) -> None:
         if len(messages) + sum(len(content) for content in contents if isinstance(content, list)) > longest:
             raise errors.context_length_exceeded(0, longest)
     if isinstance(tools, list) and len(tools) > MAX_TOOLS:
-        raise invalid("tools", f"must be at most {MAX_TOOLS}, but it has {len(tools)}")
+        raise invalid("tools", f"must have at most {MAX_TOOLS} entries, but it has {len(tools)}")
 
 
 def _refuse_foreign(given: Mapping[str, Any]) -> None:
-    """Rejects fields that would change the reply and that this service does not have."""
+    """Rejects fields that would change the reply and that this service does not support."""
     if given.get("mcp_servers"):
         raise invalid("mcp_servers", "is not supported: call the servers yourself, and send their tools in tools")
     if given.get("output_format") is not None:
@@ -246,7 +247,7 @@ def _chat(request: MessagesRequest, most_output: int) -> dict[str, Any]:
 
 
 def _check(request: MessagesRequest) -> None:
-    """Checks values that the chat format allows, or names differently. Raises ApiError (422)."""
+    """Checks what only this format forbids, and fields with another name in the chat format. Raises ApiError (422)."""
     if request.max_tokens < 1:
         raise invalid("max_tokens", f"must be at least 1, but it is {request.max_tokens}")
     for name, field in MessagesRequest.model_fields.items():
@@ -297,10 +298,12 @@ def _check_block(field: str, role: str, block: ContentBlock) -> None:
     for _, kind, required in BLOCKS.values():
         for name in required if kind == block.type else ():
             if getattr(block, name) is None:
-                raise errors.invalid_format(f"{field}.{name} is missing: {kind} requires it.", f"{field}.{name}")
+                raise errors.invalid_format(
+                    f"{field}.{name} is missing: the type {quote(kind)} requires it.", f"{field}.{name}"
+                )
     owner = "user" if block.type == "tool_result" else "assistant"
     if block.type != "text" and role != owner:
-        raise invalid(f"{field}.type", f"{quote(block.type)} is only possible in a message of the {owner}")
+        raise invalid(f"{field}.type", f"{quote(block.type)} is only possible in a message with the role {owner}")
     if isinstance(block.content, list):
         _check_text_blocks(f"{field}.content", block.content)
 
@@ -324,10 +327,10 @@ def _check_choice(choice: ToolChoice, tools: Sequence[CustomTool]) -> None:
     if choice.type not in TOOL_CHOICES:
         raise invalid("tool_choice.type", f"must be one of {', '.join(TOOL_CHOICES)}, but it is {quote(choice.type)}")
     if choice.type == "any" and not tools:
-        raise invalid("tool_choice.type", "can be any only when tools are given")
+        raise invalid("tool_choice.type", "must not be 'any' without tools")
     if choice.type == "tool":
         if choice.name is None:
-            raise errors.invalid_format("tool_choice.name is missing: tool requires it.", "tool_choice.name")
+            raise errors.invalid_format("tool_choice.name is missing: the type 'tool' requires it.", "tool_choice.name")
         if choice.name not in {tool.name for tool in tools}:
             raise invalid("tool_choice.name", f"must name one of the tools, but it is {quote(choice.name)}")
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 TOKENS_PER_ASCII: Final = 0.3
 TOKENS_PER_OTHER: Final = 0.6
 TOKENS_PER_MESSAGE: Final = 6  # added around a message by a chat template: its role, and the begin and end markers
-TOKENS_PER_TOOLS: Final = 120  # a chat template's text about calling functions, for any functions
+TOKENS_PER_TOOLS: Final = 120  # a chat template's text about how to call functions, apart from the functions themselves
 TOKENS_PER_PROMPT: Final = 8  # the marker that begins the reply, and any text that a template adds in front
 MARGIN: Final = 1.1
 

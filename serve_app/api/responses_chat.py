@@ -72,7 +72,7 @@ class StoredConversation:
 
     items: Sequence[Json]
     response: Json
-    size: int = field(default=0, compare=False)  # bytes of its JSON
+    size: int = field(default=0, compare=False)  # bytes, as JSON
 
 
 Stored = Mapping[str, StoredConversation]
@@ -91,13 +91,13 @@ class NamedTool:
 
 @dataclass(slots=True)
 class Tools:
-    """The tools of a request. `names` has them by the name that the model sees, in the order of `functions`."""
+    """The tools of a request. `names` has the tools by the name that the model sees, in the order of `functions`."""
 
-    functions: list[Json] = field(default_factory=list)  # as the chat format has them
+    functions: list[Json] = field(default_factory=list)  # in the chat format
     names: dict[str, NamedTool] = field(default_factory=dict)
-    echoed: list[Json] = field(default_factory=list)  # as the reply repeats them
-    omitted: list[str] = field(default_factory=list)  # types, each once
-    bytes_of_formats: int = 0  # formats of custom tools, as JSON, which the reply repeats
+    echoed: list[Json] = field(default_factory=list)  # in the form in which the reply repeats them
+    omitted: list[str] = field(default_factory=list)  # types of the tools that are left out, each once
+    bytes_of_formats: int = 0  # size of all custom tools' formats as JSON, which the reply repeats
 
 
 class ResponsesChat(ChatRequest):
@@ -304,7 +304,7 @@ class _Turns:
             self._append({"role": "user" if role == "user" else "system", "content": [text]})
 
     def end(self) -> list[Json]:
-        """Returns the messages. Leaves out reasoning without text or calls after it, as templates do."""
+        """Returns the messages. Leaves out reasoning that is not followed by text or calls, as templates do."""
         self._close()
         return self.messages
 
@@ -341,7 +341,7 @@ def _text(content: Any) -> str:
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """Returns the name of a tool for the model: at most 64 characters, also with a namespace."""
+    """Returns the name under which the model sees a tool: at most 64 characters, even with a namespace."""
     if namespace is None:
         return name
     joined = f"{namespace.rstrip('_')}__{name}"
@@ -352,7 +352,7 @@ def model_name(name: str, namespace: str | None) -> str:
 
 
 def _tools(given: Sequence[Tool]) -> Tools:
-    """Returns the tools that the model can call. Raises ApiError (422) for two tools of one name."""
+    """Returns the tools that the model can call. Raises ApiError (422) if two tools have the same name."""
     tools = Tools()
     for at, tool in enumerate(given):
         if isinstance(tool, OtherTool):
@@ -373,7 +373,7 @@ def _tools(given: Sequence[Tool]) -> Tools:
 
 
 def _check_namespace(field: str, tool: NamespaceTool) -> None:
-    """Checks the texts that each tool of a namespace repeats. Raises ApiError (422)."""
+    """Checks the length of a namespace's name and description, which each of its tools repeats. Raises ApiError."""
     for name, text, most in (
         ("name", tool.name, _MAX_NAMESPACE),
         ("description", tool.description or "", _MAX_NAMESPACE_DESCRIPTION),
@@ -390,7 +390,7 @@ def _omit(tools: Tools, kind: str) -> None:
 def _add_tool(
     tools: Tools, field: str, tool: FunctionTool | CustomTool, namespace: NamespaceTool | None = None
 ) -> Json:
-    """Adds a tool, and returns it as the reply repeats it."""
+    """Adds a tool. Returns it in the form in which the reply repeats it."""
     check_name(f"{field}.name", tool.name)
     name = model_name(tool.name, None if namespace is None else namespace.name)
     if name in tools.names:
@@ -421,7 +421,7 @@ def _add_tool(
 
 
 def _format_text(given: Mapping[str, Any] | None) -> str | None:
-    """Returns the sentence about a custom tool's format, for the model."""
+    """Returns the text that tells the model a custom tool's format; None if there is no grammar."""
     if given is None or not isinstance(given.get("definition"), str):
         return None
     return f"The input matches this {given.get('syntax') or 'lark'} grammar:\n{given['definition']}"
@@ -432,7 +432,7 @@ def _choice(choice: str | ToolChoice | None, tools: Tools) -> Json:
     if not isinstance(choice, ToolChoice):
         if choice == "required" and not tools.functions and tools.omitted:
             names = ", ".join(map(quote, tools.omitted))
-            raise invalid("tool_choice", f"can't be required, because {names} are not served. Send a function")
+            raise invalid("tool_choice", f"can't be 'required', because {names} are not supported. Send a function")
         found: Json = {"tools": tools.functions} if tools.functions else {}
         return found if choice is None or (choice != "required" and not found) else found | {"tool_choice": choice}
     if choice.type != "allowed_tools":
@@ -440,7 +440,9 @@ def _choice(choice: str | ToolChoice | None, tools: Tools) -> Json:
         return {"tools": tools.functions, "tool_choice": {"type": "function", "function": {"name": name}}}
     wanted = []
     if len(choice.tools or ()) > MAX_TOOLS:
-        raise invalid("tool_choice.tools", f"must be at most {MAX_TOOLS}, but there are {len(choice.tools or ())}")
+        raise invalid(
+            "tool_choice.tools", f"must have at most {MAX_TOOLS} entries, but it has {len(choice.tools or ())}"
+        )
     for at, one in enumerate(choice.tools or ()):
         if one.type in ("function", "custom"):
             wanted.append(_named(f"tool_choice.tools[{at}].name", one.type, one.name or "", one.namespace, tools))
@@ -448,14 +450,14 @@ def _choice(choice: str | ToolChoice | None, tools: Tools) -> Json:
             raise invalid(f"tool_choice.tools[{at}]", f"must name one of the tools, but it is {quote(one.type)}")
     if not wanted:
         if choice.mode == "required":
-            raise invalid("tool_choice.tools", "must name a function or custom tool, because the mode is required")
+            raise invalid("tool_choice.tools", "must name a function or custom tool, because the mode is 'required'")
         return {"tools": tools.functions, "tool_choice": "none"} if tools.functions else {}
     allowed = [tool for tool in tools.functions if tool["function"]["name"] in wanted]
     return {"tools": allowed, "tool_choice": choice.mode}
 
 
 def _named(field: str, kind: str, name: str, namespace: str | None, tools: Tools) -> str:
-    """Returns the name for the model of the tool that a choice names. Raises ApiError (422)."""
+    """Returns the name under which the model sees the tool that a tool choice names. Raises ApiError (422)."""
     for shown, tool in tools.names.items():
         if tool.name == name and tool.is_custom == (kind == "custom") and namespace in (None, tool.namespace):
             return shown

@@ -292,7 +292,7 @@ def custom_input(arguments: str) -> str:
 
 
 def _of_text(tokens: Sequence[TokenLogprob], text: str, *, from_end: bool) -> Sequence[TokenLogprob]:
-    """Returns the tokens at one end whose bytes make up the text."""
+    """Returns the first tokens, or with `from_end` the last tokens, whose bytes make up the text."""
     left, count = len(text.encode(errors="replace")), 0
     for token in reversed(tokens) if from_end else tokens:
         if left <= 0:
@@ -324,7 +324,7 @@ class WholeResponse:
         return encode_json(self.final)
 
     def partial(self, head: ReplyHead, status: str, error: ApiError | None = None) -> Json:
-        """Returns the response with what has been produced so far."""
+        """Returns the response with the output so far."""
         items = OutputItems(self._chat, lambda kind, fields: None)
         items.begin(digits_of(head.id))
         for event in self._events:

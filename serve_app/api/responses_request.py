@@ -20,7 +20,7 @@ from serve_app.api.tools_and_formats import MAX_TOOLS, NAMED, invalid
 MAX_METADATA: Final = 16
 _MAX_METADATA_KEY: Final = 64
 _MAX_METADATA_VALUE: Final = 512
-_TOKENS_OF_AN_ITEM: Final = 1  # several items may become one message
+_TOKENS_OF_AN_ITEM: Final = 1  # minimum, because several items may become one message
 
 ROLES: Final = ("user", "assistant", "system", "developer")
 TEXT_PARTS: Final = ("input_text", "output_text", "text", "refusal")
@@ -43,10 +43,10 @@ _TRUNCATIONS: Final = ["auto", "disabled"]
 
 MAX_LABEL: Final = 512  # maximum characters of a text that the response only repeats
 REFUSED: Final[Mapping[str, str]] = {
-    "conversation": "is not served. Send the items in input, or previous_response_id",
-    "prompt": "is not served: there are no stored prompt templates. Send instructions and input",
-    "context_management": "is not served. Send a shorter input",
-    "moderation": "is not served. Leave it out",
+    "conversation": "is not supported. Send the items in input, or previous_response_id",
+    "prompt": "is not supported: there are no stored prompt templates. Send instructions and input",
+    "context_management": "is not supported. Send a shorter input",
+    "moderation": "is not supported. Leave it out",
 }
 """Fields of the format that would change the reply, and what to send instead."""
 
@@ -164,7 +164,7 @@ class ItemReference(Shape):
 
 
 class OtherItem(Shape):
-    """An item of a type that is not served."""
+    """An item of an unsupported type."""
 
     type: str
 
@@ -337,7 +337,7 @@ class TextFormat(Shape):
     sent_schema: dict[str, Any] | None = Field(None, alias="schema")
     """For `json_schema`: a JSON Schema."""
     strict: Annotated[bool | None, keywords(default=False)] = None
-    """For `json_schema`: a keyword of `schema` that cannot be enforced returns 422."""
+    """For `json_schema`: if true, a keyword of `schema` that cannot be enforced returns 422."""
 
     @model_validator(mode="after")
     def _complete(self) -> TextFormat:
@@ -385,7 +385,7 @@ def _check_input(given: str | list[Item], request: ResponsesRequest) -> None:
         field = f"input[{at}]"
         if isinstance(item, OtherItem):
             served = ", ".join(ITEM_TAGS)
-            raise invalid(f"{field}.type", f"must be one of {served}, but it is {quote(item.type)}. Leave it out")
+            raise invalid(f"{field}.type", f"must be one of {served}, but it is {quote(item.type)}. Remove this item")
         if isinstance(item, InputMessage):
             if item.role not in ROLES:
                 raise invalid(f"{field}.role", f"must be one of {', '.join(ROLES)}, but it is {quote(item.role)}")
@@ -455,7 +455,7 @@ def _check_tool_choice(choice: str | ToolChoice, _: ResponsesRequest) -> None:
         if choice not in _CHOICES:
             raise invalid("tool_choice", f"must be none, auto, required or an object, but it is {quote(choice)}")
     elif choice.type not in _CHOICE_TYPES:
-        rule = f"must be function, custom or allowed_tools: the tool {quote(choice.type)} is not served"
+        rule = f"must be function, custom or allowed_tools: the tool {quote(choice.type)} is not supported"
         raise invalid("tool_choice.type", rule)
     elif choice.type == "allowed_tools" and choice.mode not in ("auto", "required"):
         raise invalid("tool_choice.mode", f"must be auto or required, but it is {quote(choice.mode or '')}")
@@ -532,7 +532,8 @@ class ResponsesRequest(Shape):
     """`none`: no call. `auto`: the model decides. `required`: at least one call. An object: a call of this tool, or
     calls of these tools only."""
     parallel_tool_calls: bool = True
-    """Set to false to allow at most one call per reply."""
+    """Set to false to allow at most one call per reply. Enforced if `tool_choice` requires a call; with `auto`, only if
+    a function has `strict` or the text has an enforced format."""
     reasoning: Annotated[ReasoningOptions | None, Check(_check_reasoning)] = None
     """Options of the model's reasoning."""
     previous_response_id: str | None = None
@@ -576,7 +577,7 @@ class ResponsesRequest(Shape):
 
 
 def check_responses_request(parsed: Mapping[str, Any], served: ServedModels) -> ResponsesRequest:
-    """Checks a body whose JSON is parsed. Raises ApiError: 400 for a wrong type, then 422 for a wrong value."""
+    """Checks a parsed JSON body. Raises ApiError: 400 for a wrong type, then 422 for a wrong value."""
     _refuse_too_many(parsed, served)
     request = typed(ResponsesRequest, {name: value for name, value in parsed.items() if value is not None})
     served_identifier(request.model, served)
@@ -594,7 +595,10 @@ def check_responses_request(parsed: Mapping[str, Any], served: ServedModels) -> 
 
 
 def _refuse_too_many(parsed: Mapping[str, Any], served: ServedModels) -> None:
-    """Rejects more items than any context holds, and too many tools, before the items are read."""
+    """Rejects a request with too many items for the longest context, or with too many tools, before reading them.
+
+    An item has at least `_TOKENS_OF_AN_ITEM` tokens, and each of its parts at least one.
+    """
     items, tools = parsed.get("input"), parsed.get("tools")
     longest = max((context for context, _ in served.values()), default=0)
     if isinstance(items, list):
@@ -605,9 +609,10 @@ def _refuse_too_many(parsed: Mapping[str, Any], served: ServedModels) -> None:
         inner = [tool.get("tools") for tool in tools if isinstance(tool, dict)]
         total = len(tools) + sum(len(many) for many in inner if isinstance(many, list))
         if len(tools) > MAX_TOOLS:
-            raise invalid("tools", f"must be at most {MAX_TOOLS}, but there are {len(tools)}")
+            raise invalid("tools", f"must have at most {MAX_TOOLS} entries, but it has {len(tools)}")
         if total > 2 * MAX_TOOLS:
-            raise invalid("tools", f"must be at most {2 * MAX_TOOLS} with those in namespaces, but there are {total}")
+            rule = f"must have at most {2 * MAX_TOOLS} entries, including the tools in namespaces, but it has {total}"
+            raise invalid("tools", rule)
 
 
 def _checks() -> list[tuple[str, Range | Check]]:

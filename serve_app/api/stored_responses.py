@@ -31,8 +31,8 @@ class TooLarge(ValueError):
 def encode_stored(items: Sequence[Json], response: Json, room: float = 1.0) -> bytes:
     """Returns the bytes to store. Items of the input get ids, so that they can be listed and referred to.
 
-    Of several items with the same id, the first keeps it. Raises TooLarge above the fraction `room` (0 to 1) of
-    MAX_BYTES or MAX_JSON.
+    If several items have the same id, only the first keeps it. Raises TooLarge if the size exceeds the fraction `room`
+    (0 to 1) of MAX_BYTES or MAX_JSON.
     """
     digits = digits_of(response["id"])
     kept: dict[str, Json] = {}
@@ -57,7 +57,7 @@ def decode_stored(body: bytes, most: int = MAX_JSON) -> StoredConversation:
         raise TooLarge
     try:
         found: Any = from_json(encoded)
-    except ValueError:  # `from_json` allows 200 levels; a request may have 200, and the response nests its tools deeper
+    except ValueError:  # `from_json` allows 200 levels. A request may have 200, and the response nests its tools deeper
         found = json.loads(encoded)
     return StoredConversation(found["items"], found["response"], len(encoded))
 

@@ -1,7 +1,7 @@
-"""Alternatives to `response_format`: other fields for the form of a reply, as clients of other servers send them.
+"""Reads the fields with which clients of other servers set the form of a reply, in addition to `response_format`.
 
-A field with the same meaning as a supported form is enforced. `refused_fields` has the others: the service refuses a
-form that it could not enforce.
+Forms that the service supports are enforced. Fields for forms that it could not enforce are refused; they are listed in
+`refused_fields`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def prompt_query(chat: ChatRequest) -> TokenQuery:
 
 
 def conversation_call(chat: ChatRequest, **options: Any) -> TokenizeCall:
-    """Returns the call for the prompt of a request. `options` are further fields of TokenizeCall."""
+    """Returns the call for the prompt of a request. `options` are other fields of TokenizeCall."""
     return TokenizeCall(
         "",
         chat.messages,

@@ -237,7 +237,7 @@ def check_tool_choice(choice: str | ChosenTools, tools: Sequence[Tool]) -> None:
     elif choice not in TOOL_CHOICES:
         raise invalid("tool_choice", f"must be none, auto, required or a function, but it is {quote(choice)}")
     elif choice == "required" and not tools:
-        raise invalid("tool_choice", "can be required only when tools are given")
+        raise invalid("tool_choice", "must not be 'required' without tools")
 
 
 def _check_chosen(choice: ChosenTools, names: Set[str]) -> None:

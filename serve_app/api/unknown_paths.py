@@ -11,7 +11,7 @@ from serve_app.api.doors import DOORS
 from serve_app.api.errors import ApiError
 
 _TEXT_ONLY: Final = "the models of this service only write text. Send this request to a service for"
-#: Endings of paths that SDKs know and that no backend can serve.
+#: Endings of paths that SDKs call and that no backend can serve.
 _NOT_SERVED: Final[Mapping[str, str]] = {
     "/embeddings": f"{_TEXT_ONLY} embeddings",
     "/rerank": f"{_TEXT_ONLY} ranking",
@@ -38,5 +38,5 @@ def unknown_path(method: str, path: str, methods: Mapping[str, Sequence[str]]) -
     else:
         nearest = get_close_matches(name, methods, 1, 0.75) or [*(door.path for door in DOORS), "/models"]
     use = ", ".join(f"{'|'.join(methods[one])} /v1{one}" for one in nearest)
-    hint = "" if ends in (None, name) else ". The base URL ends with the host or with one /v1"
+    hint = "" if ends in (None, name) else ". Check the base URL: it must end with the host, or with a single /v1"
     return errors.not_found(f"{found}: use {use}{hint}. GET /docs describes all paths")

@@ -24,7 +24,7 @@ Query = Mapping[str, str | int | None]
 
 
 class AdminClient:
-    """Calls `/admin` with the operator key and turns every failure into one line that says what to do.
+    """Calls `/admin` with the operator key. Every failure becomes a one-line error that says what to do.
 
     After a lost connection, the client repeats calls that are safe to repeat: reads, settings, and anything with an
     idempotency key. It repeats other calls only if they never reached the service.
@@ -59,13 +59,13 @@ class AdminClient:
     def book(self, *path: str, body: Json, idempotency_key: str | None, repeat_with: str = "") -> Json:
         """Moves money: sends a POST with an idempotency key, generated if None is given.
 
-        `repeat_with` has options that an operator must use to repeat the command by hand, instead of the typed ones.
+        `repeat_with` is the option that must replace the original one if an operator repeats the command by hand.
         """
         try:
             return self._exchange("POST", path, body=body, idempotency_key=idempotency_key or secrets.token_hex(16))
         except CommandError as error:
             if repeat_with and error.code == "connection_lost":
-                error.message += f"; give {repeat_with}"
+                error.message += f". When you repeat it, use {repeat_with} instead of the original option"
             raise
 
     def api_patch(self, *path: str, body: Json) -> Json:
@@ -88,7 +88,7 @@ class AdminClient:
     def first_rows(
         self, *path: str, limit: int | None, query: Query | None = None, say: Callable[[str], None] | None = None
     ) -> list[Json]:
-        """Returns the first `limit` rows, or all. Tells `say` the number of rows after each page."""
+        """Returns the first `limit` rows, or all. After each page, calls `say` with the number of rows so far."""
         page_size = PAGE_SIZE if limit is None else min(limit, PAGE_SIZE)
         rows: list[Json] = []
         for page in self.pages(*path, page_size=page_size, query=query or {}):

@@ -47,7 +47,7 @@ def certificates(
     Copy each folder to its node, load `ray-tls.env` before `ray start`, and restart all nodes together: nodes with TLS
     and nodes without TLS can't talk to each other.
     """
-    from serve_app.cli import node_certificates  # loads the certificate library
+    from serve_app.cli import node_certificates  # imported here, because it loads the certificate library
 
     hosts = [_hosts(node) for node in nodes or []]
     if renew and not hosts:
@@ -72,7 +72,8 @@ def certificates(
         ],
         note=f"\nCopy each folder to {installed_at} on its node, and keep {key} off the nodes."
         if made.nodes
-        else f"\n{key} and its certificate sign for all nodes. When a Secret has both, delete the folder.",
+        else f"\n{key} can sign certificates for any node. Store it and {made.authority.name} in a Kubernetes Secret, "
+        "then delete the folder.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Evaluates the facts of a cluster for `serve-app doctor --cluster`: pure functions, one line per check.
+"""Evaluates the facts of a cluster for `serve-app doctor --cluster`. Each check gives one line. Has no side effects.
 
 deployments/cluster_facts.py gathers the facts.
 """
@@ -15,12 +15,12 @@ from serve_app.times import DRAIN, HARD_STOP, RAY_DRAIN_S, RAY_HARD_STOP_S, Part
 Facts = dict[str, Any]
 CLOCK_LIMIT_S = 1.0
 SOON_DAYS = 30
-# Anyone who reaches one of these can run code on the cluster, unless Ray requires its token.
+# Ray's services that run code for anyone who can connect to them, unless Ray requires its token.
 CLOSED = ("GCS", "client server", "dashboard")
 ANYWHERE = ("0.0.0.0", "::")
 # Minimum driver by the CUDA major version of torch, from NVIDIA's compatibility table.
 MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
-OWN_PER_NODE = ("_PORT", "_PATH", "_LOC", "_BASE", "_FILE")  # suffixes of per-node flags, such as sockets and ports
+OWN_PER_NODE = ("_PORT", "_PATH", "_LOC", "_BASE", "_FILE")  # suffixes of flags that may differ by node, such as ports
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def versions_check(nodes: Sequence[Facts]) -> Check:
 
 
 def clocks_check(nodes: Sequence[Facts]) -> Check:
-    """Fails only if the difference exceeds the limit by more than the measurement's own error."""
+    """Fails only if a clock differs by more than the limit plus the error of the measurement."""
     late = [node for node in nodes if abs(node["clock_ahead_s"]) - node["clock_error_s"] > CLOCK_LIMIT_S]
     if late:
         detail = "; ".join(f"{node['name']} differs from the head by {node['clock_ahead_s']:+.1f} s" for node in late)
@@ -196,7 +196,7 @@ def ledger_check(nodes: Sequence[Facts]) -> Check:
 
 
 def weights_check(nodes: Sequence[Facts]) -> Check:
-    """Missing weights fail on a node with HF_HUB_OFFLINE. They only warn on a node that may download them."""
+    """Fails if weights are missing on a node with HF_HUB_OFFLINE. Only warns if the node may download them."""
     hosts = [node for node in nodes if node["gpus"] or node["model_replicas"]]
     if not hosts:
         return Check("weights", "warn", "no node has GPUs or runs model replicas: nothing to check")
@@ -234,7 +234,10 @@ def drivers_check(nodes: Sequence[Facts]) -> Check:
 
 
 def times_check(times: Facts, nodes: Sequence[Facts], grace_period_s: float | None) -> Check:
-    """Checks the chain of timeouts of serve_app/times.py. Only the operator knows the pods' grace period."""
+    """Checks that each timeout in the chain of serve_app/times.py exceeds the previous one.
+
+    `grace_period_s` is that of the pods, if the operator named it.
+    """
     chain = [[Part(*one) for one in times[link]] for link in ("reply", "model", "gateway")]
     for flag, default in ((HARD_STOP, RAY_HARD_STOP_S), (DRAIN, RAY_DRAIN_S)):
         try:

@@ -38,8 +38,8 @@ def command(
     """Registers a function `(session, …)` as a command with the shared options, which may precede or follow its name.
 
     A CommandError that it raises is printed (as JSON under `-o json`) and becomes the exit code. The help ends with
-    `examples`. With `signed`, arguments may begin with a minus. A parameter annotated with a mapping of option names
-    to options stands for all of them; the function gets a mapping of the options that were given.
+    `examples`. With `signed`, arguments may begin with a minus. If a parameter's annotation has a mapping of names to
+    options, the command has all these options, and the function gets a mapping of those that were given.
     """
 
     def register(action: Action) -> Action:
@@ -51,7 +51,7 @@ def command(
 
 
 def group_action(app: typer.Typer, *, examples: Sequence[str] = (), alone: bool = True) -> Callable[[Action], Action]:
-    """Registers a function `(session, …)` that runs if only the group is named, without one of its commands.
+    """Registers a function `(session, …)` that runs if the command line names the group but none of its commands.
 
     With `alone` False, a command must be named, and the function only declares the group's options.
     """
@@ -84,7 +84,7 @@ def _for_typer(action: Action) -> Action:
         if context.invoked_subcommand is not None:
             context.obj = shared
             for name in arguments:
-                # Without the option, the command might do more than the operator wants.
+                # The command would not get this option, so it might do more than the operator wants.
                 if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
                     error = UsageError(f"put the options of `{context.invoked_subcommand}` after its name")
                     Output("json" if shared.as_json or shared.output_form == "json" else None).failure(error)

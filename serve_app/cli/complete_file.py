@@ -18,8 +18,8 @@ from serve_app.storage.spool_file import flush_folder
 def complete_file(path: Path, mode: str, **form: Any) -> Iterator[IO[Any]]:
     """Opens a new file as `open` does. Only its owner can read it.
 
-    The draft is written next to `path`, flushed to disk, then moved to `path`. Until then, an existing file at `path`
-    stays. After an error or a signal, the draft is deleted. Raises CommandError.
+    Writes a draft next to `path`, flushes it to disk, then moves it to `path`. Until then, an existing file at `path`
+    stays. Deletes the draft after an error or a signal. Raises CommandError.
     """
     if path.is_dir():
         raise CommandError(f"{path} is a folder: name a file in it", code="output")
@@ -47,7 +47,7 @@ def complete_file(path: Path, mode: str, **form: Any) -> Iterator[IO[Any]]:
 def interruptible() -> Iterator[None]:
     """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt. Otherwise they would end the process before it cleans up."""
     numbers = (signal.SIGINT, signal.SIGTERM)
-    # An ignored signal (nohup, a background job) stays ignored.
+    # A signal that is ignored (under nohup, or in a background job) stays ignored.
     previous = {number: signal.getsignal(number) for number in numbers}
     changed = {number: handler for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
     for number in changed:

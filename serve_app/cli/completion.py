@@ -1,4 +1,4 @@
-"""Completes ids in the shell, with the ids of the service. Gives up silently after a second."""
+"""Completes ids in the shell: asks the service for them, and gives up silently after a second."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def completes(
 
 
 def _shared(ctx: Any) -> SharedOptions:
-    """Returns the shared options that were typed, also those before the command's name."""
+    """Returns the shared options on the command line, including those before the command's name."""
     names = ("url", "key_file", "operator", "insecure")
     given: dict[str, Any] = {}
     while ctx is not None:
@@ -69,7 +69,10 @@ def _accounts(client: AdminClient, _account: str | None = None) -> Found:
 
 
 def _keys(client: AdminClient, account: str | None) -> Found:
-    """Without an account, yields the keys used in the last 31 days: reading all keys would fill the audit log."""
+    """Yields keys of the account. Without an account, yields keys used in the last 31 days.
+
+    Listing the keys of every account would fill the audit log.
+    """
     if account:
         yield from ((one["id"], one["name"] or "") for one in client.api_get("accounts", account, "keys")["data"])
         return

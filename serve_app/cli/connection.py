@@ -1,4 +1,4 @@
-"""The service that a command talks to, its operator key, and the operator's name."""
+"""Finds the service that a command talks to, the operator key, and the operator's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _forms() -> list[str]:
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """The options of every command, as typed."""
+    """The options that every command has, as given on the command line."""
 
     output_form: Annotated[
         str | None,
@@ -78,11 +78,11 @@ class SharedOptions:
     ] = False
 
     def over(self, earlier: SharedOptions) -> SharedOptions:
-        """Returns these options. Those that were not typed come from `earlier`, typed before the command's name."""
+        """Returns these options. Options that are not set come from `earlier`, given before the command's name."""
         return SharedOptions(*(getattr(self, option.name) or getattr(earlier, option.name) for option in fields(self)))
 
     def checked_form(self) -> Form | None:
-        """Returns the form of the output; None is a table. Raises UsageError."""
+        """Returns the form of the output; None means a table. Raises UsageError."""
         if self.output_form is not None and self.output_form not in FORMS:
             raise UsageError(f"-o {self.output_form}: must be one of {', '.join(FORMS)}")
         if self.as_json and self.output_form not in (None, "json"):
@@ -94,7 +94,7 @@ class SharedOptions:
 class Connection:
     """The service's URL (`url`), its local state folder (`home`), and the location of the operator key.
 
-    `operator` is the name for the audit log, as the operator states it. The log also has the key's fingerprint.
+    `operator` is a name that the operator chooses for the audit log. The log also has the key's fingerprint.
     """
 
     url: str
@@ -111,7 +111,7 @@ class Connection:
         return _is_local(self.url)
 
     def is_of_home(self) -> bool | None:
-        """Returns whether the URL is that of the last service on the state folder. None if no service ran on it."""
+        """Returns whether the URL is that of the last service that used the state folder. None: no service has."""
         from serve_app.local_run import last_port
 
         port = last_port(self.home)
@@ -119,7 +119,7 @@ class Connection:
 
     @property
     def authority(self) -> Path | None:
-        """File of the authority that signed the certificate of this machine's service, if it has one."""
+        """Certificate file of the authority that signed this machine's service certificate; None without one."""
         file = self.home / "tls" / "ca.pem"
         return file if self.is_local and self.url.startswith("https://") and file.is_file() else None
 
@@ -191,7 +191,7 @@ def _default_url(environment: Mapping[str, str]) -> str:
 
 
 def check_way(url: str, secret: str, insecure: bool) -> None:
-    """Raises CommandError if `secret` would cross a network that can read it."""
+    """Raises CommandError if `secret` would be sent unencrypted over a network."""
     if urlsplit(url).scheme == "http" and not insecure and not _is_local(url):
         raise CommandError(
             f"{url} is plain HTTP to another machine, which would show {secret} to the network: use https://, "

@@ -70,7 +70,7 @@ def doctor(
     Works while the service is down. Exit code 1 if a check fails.
     """
     if cluster:
-        from serve_app.cli.doctor_cluster import diagnose  # imports the settings, which takes long
+        from serve_app.cli.doctor_cluster import diagnose  # imported here, because loading the settings takes long
 
         diagnose(session.out, address, flags, firewall, grace_period)
         return

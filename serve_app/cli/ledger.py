@@ -95,8 +95,8 @@ def complete_check(
 
 @contextmanager
 def _direct_steps(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]]:
-    """Yields a function that runs one step on the database and answers as the service does. Raises CommandError."""
-    from serve_app.accounting.ledger import Ledger  # imports the databases' libraries
+    """Yields a function that runs one step on the database and returns what the service would. Raises CommandError."""
+    from serve_app.accounting.ledger import Ledger  # imported here, because it loads the databases' libraries
 
     def steps(query: dict[str, str | None]) -> Report:
         found = ledger.run(CheckBooks(query["full"] == "true", query.get("after")))

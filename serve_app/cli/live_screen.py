@@ -19,7 +19,7 @@ ROUND = 9_999.5  # larger numbers are shown in thousands
 
 
 def new_console(width: int | None = None) -> Console:
-    """Returns a console that prints names literally. `width` None: the terminal's width."""
+    """Returns a console that prints text literally, without Rich's markup. `width` None: the terminal's width."""
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 

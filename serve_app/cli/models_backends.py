@@ -111,7 +111,7 @@ def list_backends(session: Session) -> None:
 def _wait(
     session: Session, name: str, timeout_s: float, is_done: Callable[[dict[str, Any]], bool], what: str
 ) -> dict[str, Any]:
-    """Waits until the backend `is_done`, and returns it. Prints each change of its state on standard error."""
+    """Waits until `is_done(backend)`, and returns the backend. Prints each change of its state on standard error."""
     started, shown = clock(), ""
     while True:
         backend = session.client.api_get("backends", name)

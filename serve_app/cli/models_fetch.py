@@ -69,7 +69,7 @@ def fetch_models(
 
 
 def _models_of(config: Path) -> list[tuple[str, str | None, str]]:
-    """Returns the hub names, revisions and types of a config file's backends."""
+    """Returns the hub name, revision and number type of each model in a config file."""
     from serve_app.settings import ModelArgs, SettingsError, parse, read_config
 
     try:

@@ -24,7 +24,7 @@ FORMS: tuple[str, ...] = get_args(Form)
 
 GAP = 2  # spaces between columns
 MIN_WRAPPED = 12  # minimum width of a column that wraps
-MAX_WORD = 36  # such a column is also as wide as its longest word, up to this width
+MAX_WORD = 36  # a column that wraps is at least as wide as its longest word, up to this width
 STATE_COLUMNS = ("status", "health", "outcome", "books")
 STATE_STYLES = {
     "green": "active ready ok running healthy completed valid succeeded",
@@ -61,9 +61,9 @@ class UsageError(CommandError):
 
 @dataclass(frozen=True)
 class Output:
-    """Prints results in one form; None is a table that fits the terminal.
+    """Prints results in one form. The form None is a table that fits the terminal.
 
-    With a document form, standard output holds exactly one document and nothing else.
+    With JSON or YAML, standard output has exactly one document and nothing else.
     """
 
     form: Form | None = None
@@ -74,7 +74,7 @@ class Output:
         return self.form in ("json", "yaml")
 
     def document(self, document: Any, names: Iterable[object] = ()) -> bool:
-        """Prints `document` as JSON or YAML, or its `names` line by line. Returns False in the forms for people."""
+        """Prints `document` as JSON or YAML, or its `names` line by line. Returns False for other forms."""
         if self.form == "json":
             self._write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         elif self.form == "yaml":
@@ -100,8 +100,8 @@ class Output:
     ) -> None:
         """Prints the document, or `rows` under `columns`, or `empty` when there are no rows.
 
-        The first column has the names that `-o name` prints. The columns `ids` also have identifiers. The columns
-        `wide` are shown only with `-o wide`.
+        The first column has the names that `-o name` prints. The columns `ids` also have identifiers, which
+        are never wrapped. The columns `wide` are shown only with `-o wide`.
         """
         given = [list(row) for row in rows]
         if self.document(document, (row[0] for row in given)):
@@ -205,7 +205,7 @@ class Output:
 
 
 def _columns(stream: Any) -> int | None:
-    """Returns the columns of the stream's terminal. None: a pipe or a file, where nothing is wrapped."""
+    """Returns the width of the stream's terminal in characters. None: a pipe or a file, where nothing is wrapped."""
     if not stream.isatty():
         return None
     given = os.environ.get("COLUMNS", "")
@@ -235,9 +235,9 @@ def _broken(text: str, width: int | None) -> Iterator[str]:
 def _fitted(
     measured: Sequence[int], min_widths: Sequence[int], width: int, *, drop: bool
 ) -> tuple[list[int], list[int]]:
-    """Returns the columns that fit, and all widths. Narrows columns that can wrap, then drops columns from the end.
+    """Returns the indices of the columns that fit, and the widths of all columns.
 
-    Without `drop`, returns no columns if they do not all fit.
+    Narrows columns that can wrap, then drops columns from the end. Without `drop`, returns no indices if not all fit.
     """
     kept = list(range(len(measured)))
     while True:
@@ -295,5 +295,5 @@ def _is_number(cell: str) -> bool:
 
 
 def _is_solid(cell: str) -> bool:
-    """Returns whether a value is short and has no space to wrap at: a number, a word, a time."""
+    """Returns whether a value is short and can't be wrapped: a number, a word, a time."""
     return " " not in cell and len(cell) <= 2 * MIN_WRAPPED

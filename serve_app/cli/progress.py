@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import TextIO
 
 PATIENCE_S = 2.0  # a faster command prints no progress
-TERMINAL_S = 0.5  # between two updates
+TERMINAL_S = 0.5  # seconds between two updates on a terminal
 LOG_S = 10.0
 
 
 class Progress:
-    """Says periodically what a command is doing: in one line on a terminal, otherwise line by line.
+    """Prints periodically what a command is doing: on a terminal in one line that changes, otherwise in new lines.
 
     On a terminal, `start` keeps the seconds in the line current, even during a long call. With `quiet`, only `log`
-    prints: with `-o json`, a failure is a JSON object on standard error.
+    prints, because with `-o json` a failure is a JSON object on standard error.
     """
 
     def __init__(

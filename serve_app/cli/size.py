@@ -37,7 +37,7 @@ def size(
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="GPUs per replica. Default: the number that needs the fewest in total."),
+        typer.Option(min=1, max=64, help="GPUs per replica. Default: the number with the fewest GPUs in total."),
     ] = None,
     engine: Annotated[str, typer.Option(help="vllm or native.")] = "vllm",
     dtype: Annotated[
@@ -57,7 +57,7 @@ def size(
     """Estimate a service: GPUs per replica, sequences that fit, replicas, cost. Lists the assumptions."""
     from serve_app.engine.config import parse_bytes
     from serve_app.engine.errors import ModelError
-    from serve_app.engine.loading import sizing  # loads torch
+    from serve_app.engine.loading import sizing  # imported here, because it loads torch
 
     if engine not in sizing.SHARE_OF_BANDWIDTH:
         raise UsageError(f"--engine {engine}: must be one of {', '.join(sizing.SHARE_OF_BANDWIDTH)}")
@@ -103,9 +103,9 @@ def size(
             ("GPUs per replica", found.gpus),
             ("sequences per replica", f"{found.sequences:,} of {length:,} tokens"),
             ("tokens/s per replica", round(found.replica_tokens_s)),
-            ("replicas", f"{found.replicas:,} ({found.for_users} for the users, {found.for_tokens} for the tokens)"),
-            ("GPUs in all", total),
-            ("cost an hour", f"{total * price:,.2f}" if price else "add --price"),
+            ("replicas", f"{found.replicas:,} (the users need {found.for_users}, the tokens {found.for_tokens})"),
+            ("total GPUs", total),
+            ("cost per hour", f"{total * price:,.2f}" if price else "add --price"),
         ],
         note="\n".join(["", *plan.lines(), "", "Assumed:", *(f"- {note}" for note in notes)]),
     )

@@ -64,7 +64,7 @@ def show_top(
 
 
 class Reader:
-    """Reads frames. If the service stops answering after the first frame, each frame names the problem."""
+    """Reads frames. If the service stops answering later, each frame repeats the last data and names the problem."""
 
     def __init__(self, session: Session, top: int) -> None:
         self._session = session
@@ -112,7 +112,7 @@ def _write(text: str) -> None:
 
 @contextlib.contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ends the block quietly on Ctrl-C and SIGTERM. Contexts inside it are closed, which restores the terminal."""
+    """Ends the `with` block quietly on Ctrl-C and SIGTERM. Closes the contexts in it, which restores the terminal."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -12,7 +12,7 @@ from serve_app.cli.completion import AccountOption, KeyOption, ModelOption
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import parse_day
 
-# Option value -> field of the response's rows.
+# Values of --group-by, and the fields that they name in the response's rows.
 GROUPS = {"day": "day", "model": "model", "account": "account_id", "key": "key_id", "tag": "tag"}
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
@@ -69,7 +69,7 @@ def parse_groups(group_by: str) -> list[str]:
 
 
 def parse_filters(given: dict[str, str]) -> dict[str, str | None]:
-    """Returns the filters as the API's query, which includes the first and the last day. Raises UsageError."""
+    """Returns the filters as the API's query. The first and the last day are both included. Raises UsageError."""
     first, last = parse_day("--from", given.get("first")), parse_day("--to", given.get("last"))
     if first and last and first > last:
         raise UsageError(f"--from {first} is after --to {last}")

@@ -64,7 +64,7 @@ def _parse_time(option: str, text: str, now: datetime, *, day_counts: timedelta)
 
 
 def parse_age(option: str, text: str, now: datetime) -> str:
-    """Returns the time that is a duration before `now`, as ISO 8601 in UTC."""
+    """Parses a duration such as 12h. Returns the time that lies this long before `now`, as ISO 8601 in UTC."""
     if not (duration := _DURATION.fullmatch(text)):
         raise UsageError(f"{option} {text}: write it like 30min, 12h, 7d or 4w")
     try:
@@ -75,7 +75,7 @@ def parse_age(option: str, text: str, now: datetime) -> str:
 
 
 def parse_pairs(option: str, given: Iterable[str]) -> dict[str, Any]:
-    """Returns the values of NAME=VALUE by name, each parsed as YAML."""
+    """Parses NAME=VALUE options. Returns the values by name, each parsed as YAML."""
     import yaml
 
     found = {}
@@ -129,7 +129,7 @@ def _account_limit(limit: str) -> Any:
     return Annotated[str | None, typer.Option(metavar="N", help=help)]
 
 
-# One option for each limit that serve_app.contracts.limits declares. `command` describes parameters of this type.
+# One option for each limit that serve_app.contracts.limits declares. `command` explains how these mappings are used.
 ACCOUNT_LIMIT_OPTIONS = {limit: _account_limit(limit) for limit in ACCOUNT_LIMITS}
 KEY_LIMIT_OPTIONS = {
     limit: Annotated[
@@ -142,7 +142,7 @@ AccountLimits = Annotated[dict[str, str], ACCOUNT_LIMIT_OPTIONS]
 
 
 def parse_limits(given: Mapping[str, str], reset: Iterable[str] = (), *, word: str) -> dict[str, int | None]:
-    """Parses the given limits. A limit is None if its value is `word`, or if `reset` names it."""
+    """Parses the given limits. A limit is None if its value is `word` (default or none), or if `reset` names it."""
     changes = {limit: _parse_limit(limit, text, word) for limit, text in given.items()}
     for limit in reset:
         if limit not in ACCOUNT_LIMITS:

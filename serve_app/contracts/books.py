@@ -47,7 +47,7 @@ class StoredResponse:
     __setstate__ = set_state
 
     def is_lost(self, now: float) -> bool:
-        """Returns whether the response never ends, because its gateway is lost."""
+        """Returns whether the response will never end, because its gateway is lost."""
         return self.beat_at is not None and self.beat_at < now - RESPONSE_LOST_S
 
 

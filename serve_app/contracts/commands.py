@@ -118,8 +118,8 @@ class AddCredit(Command[AccountSnapshot]):
     """Adds paid ("top_up") or given ("grant") money. The same idempotency key on the same account adds it once.
 
     A grant with `expires_at` pays for requests that start before then. One hour later, its remainder is removed from
-    the books. Raises AccountNotFound, InvalidAmount, and InvalidValue, also for an expiry in the past or on a top-up.
-    Raises Conflict if the idempotency key was used with a different amount, kind or expiry.
+    the books. Raises AccountNotFound, InvalidAmount, and InvalidValue, including for an expiry in the past and for an
+    expiry of a top-up. Raises Conflict if the idempotency key was used with a different amount, kind or expiry.
     """
 
     account_id: str
@@ -266,8 +266,8 @@ class SumUsage(Command[list[UsageRow]]):
     """Sums usage over requests: one row per group, sorted by group. Groups without requests have no row.
 
     Days are YYYY-MM-DD in UTC, by the requests' ends; both bounds are inclusive. Tags are the keys' current tags. A key
-    with several tags counts in the row of each, and a key without tags has the tag "". Raises InvalidValue, also for
-    more rows than `most`.
+    with several tags counts in the row of each, and a key without tags has the tag "". Raises InvalidValue, including
+    for more rows than `most`.
     """
 
     account_id: str | None = None
@@ -317,7 +317,7 @@ class SearchRequests(Command[UsagePage]):
 
 @dataclass(frozen=True, slots=True)
 class KeyMakers(Command[dict[str, str]]):
-    """Returns the actor who created each key of an account, by key id, as far as the audit log knows.
+    """Returns the actor who created each key of an account, by key id. Keys without an audit record are omitted.
 
     Only the latest MAX_MAKERS records count.
     """

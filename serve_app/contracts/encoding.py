@@ -38,7 +38,7 @@ class Unreadable(Exception):
 
 def _commands(base: type[Any] = Command) -> Iterator[type[Any]]:
     for command in base.__subclasses__():
-        if "__slots__" in vars(command):  # skips the class that `dataclass(slots=True)` has replaced by a second one
+        if "__slots__" in vars(command):  # skips the class that `dataclass(slots=True)` has replaced with a second one
             yield command
             yield from _commands(command)
 

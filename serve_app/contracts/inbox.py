@@ -26,7 +26,7 @@ class Inbox(Generic[Item]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.items: deque[Item] = deque()
         self._loop = loop
-        self._arrived: asyncio.Future[None] | None = None  # for which the reader waits; None: it does not wait
+        self._arrived: asyncio.Future[None] | None = None  # the reader waits for it; None: the reader is not waiting
 
     def put(self, item: Item) -> None:
         self.items.append(item)

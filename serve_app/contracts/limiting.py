@@ -106,7 +106,7 @@ class UnknownKey:
 
 @dataclass(frozen=True, slots=True)
 class Recovering:
-    """Retry: the limiter does not know enough yet. It has just started (announce the holds), or clocks differ."""
+    """Try again: the limiter cannot decide yet. For example, it has just started, has no lease, or clocks differ."""
 
     request_id: str
     retry_in_s: float
@@ -184,7 +184,7 @@ class SpoolState:
 
     settlements: int
     bytes: int
-    age_s: float  # time since the end of the longest-waiting request; 0: none waits
+    age_s: float  # seconds since the request ended whose settlement has waited longest; 0: none waits
     ledger_away: bool  # the ledger is unavailable: settlements go to the spool at once
 
 

@@ -32,7 +32,7 @@ class ManagementKey:
 class CreateManagementKey(Command[ManagementKey]):
     """Stores a management key by its digest and hint. The same digest and name return the same key.
 
-    Raises AccountNotFound, InvalidValue, and Conflict, also if the account already has MAX_KEYS.
+    Raises AccountNotFound, InvalidValue, and Conflict, including if the account already has MAX_KEYS.
     """
 
     account_id: str

@@ -66,7 +66,7 @@ PHASE_SECONDS: Final = Metric(
 )  # fmt: skip
 RERUNS: Final = Metric(
     "counter", "serve_app_reruns", "runs",
-    "Runs of requests on another replica, because one of this backend was lost", ("model", "backend"),
+    "Times that a request ran again because a replica of this backend was lost", ("model", "backend"),
 )  # fmt: skip
 PROMPT_LENGTH: Final = Metric(
     "histogram", "serve_app_prompt_length_tokens", "tokens", "Prompt of a served request", ("model", "backend"), LENGTHS
@@ -166,7 +166,7 @@ EFFECTIVE_SHARE: Final = Metric(
 
 # Accounting.
 REVENUE: Final = Metric(
-    "counter", "serve_app_revenue", "units of currency", "Taken from balances for settled usage", ("model",)
+    "counter", "serve_app_revenue", "units of currency", "Amount taken from balances for settled usage", ("model",)
 )
 UNCOLLECTED: Final = Metric("counter", "serve_app_uncollected", "units of currency", "Charges that no balance covered")
 LEDGER_LAG: Final = Metric(
@@ -211,7 +211,9 @@ PREFIX_HITS: Final = Metric(
 PREEMPTIONS: Final = Metric(
     "counter", "serve_app_engine_preemptions", "sequences", "Sequences preempted to free memory for another sequence"
 )
-DRAFTED: Final = Metric("counter", "serve_app_engine_drafted_tokens", "tokens", "Guessed and verified tokens")
+DRAFTED: Final = Metric(
+    "counter", "serve_app_engine_drafted_tokens", "tokens", "Guessed tokens that were verified, accepted or not"
+)
 ACCEPTED: Final = Metric("counter", "serve_app_engine_accepted_tokens", "tokens", "Guessed tokens that were accepted")
 LOAD_SECONDS: Final = Metric(
     "gauge", "serve_app_load_seconds", "seconds", "Time to start the engine, including loading the weights"

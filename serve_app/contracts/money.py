@@ -16,7 +16,7 @@ from serve_app.contracts.errors import InvalidAmount
 NANO_PER_UNIT = 10**9
 TOKENS_PER_PRICE = 10**6
 EXACT_PLACES = 9  # decimal places of a nano-unit
-MINUS = "\N{MINUS SIGN}"  # of amounts that people read; format_amount has a hyphen
+MINUS = "\N{MINUS SIGN}"  # in amounts for people; format_amount uses a hyphen
 NANO_PER_TOKEN_PER_UNIT = NANO_PER_UNIT // TOKENS_PER_PRICE  # "1.00 per million" is 1,000 nano-units per token
 
 # 64-bit columns hold 9.2e18. These limits keep every balance, and the sum of all balances, far below that.
@@ -53,7 +53,7 @@ def places_of(amounts: Iterable[int]) -> int:
 
 
 def summing_places(amounts: Sequence[int]) -> int:
-    """Returns the fewest decimal places, at least two, at which amounts add up and only zeros read as zero."""
+    """Returns the fewest decimal places, at least 2, at which amounts still add up, and only zeros look like zero."""
     for places in range(2, EXACT_PLACES):
         step = 10 ** (EXACT_PLACES - places)
         rounded = [_steps(nano, step) for nano in amounts]
@@ -141,8 +141,8 @@ class PriceVersion:
 def price_at(prices: Sequence[PriceVersion], now: float, configured: Price | None = None) -> Price:
     """Returns the price in effect. `prices` are ordered by (effective_at, version); at equal times the later applies.
 
-    Before the first of them, the configured price applies. Without one, the first applies early, because the clocks of
-    two machines differ.
+    Before the first of them, the configured price applies. Without a configured price, the first of `prices` applies
+    even before its time, because the clocks of two machines differ.
     """
     for one in reversed(prices):
         if one.effective_at <= now:

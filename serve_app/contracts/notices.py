@@ -34,7 +34,11 @@ def is_email(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert. `state` is the reason for its last firing: a day, a month, or "low". Empty: it may fire again."""
+    """An alert. `state` is why it last fired; it does not fire again for the same value.
+
+    That is the day ("2026-09-28") or month ("2026-09") whose spending reached the threshold, or "low" while the balance
+    is below it. Empty: it has not fired, or the balance has recovered.
+    """
 
     alert_id: str
     account_id: str

@@ -1,4 +1,4 @@
-"""Measures the parts of a reply as its events arrive, in the gateway and in the replica."""
+"""Measures the phases of a reply as its events arrive, in the gateway and in the replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Phases:
         self.first_at: float | None = None  # the first token
         self.last_at: float | None = None  # the latest token so far
         self.ended_at: float | None = None
-        self.failed = False  # because the replica failed or had no place
+        self.failed = False  # the replica failed or had no capacity
         self._first_tokens = 0
         self._tokens = 0
 
@@ -41,7 +41,7 @@ class Phases:
         """Ends the run: no more events arrive, whether or not the reply was complete."""
         if self.called_at is not None:
             self.ended_at = self.ended_at or self._clock()
-        self._gap = None  # it may hold the request: leaves no reference cycle for the garbage collector
+        self._gap = None  # it may refer to the request, which would leave a reference cycle
 
     def take(self, event: object) -> None:
         """Records the arrival of an event."""

@@ -86,7 +86,7 @@ class Bucket:
 class Rates:
     """Buckets by name, at most `most`: the one that was charged least recently is evicted first.
 
-    Methods take names with their limits. `clock` returns seconds and never runs backwards.
+    Methods take pairs of a name and its limit. `clock` returns seconds and never runs backwards.
     """
 
     def __init__(self, clock: Callable[[], float], most: int, window_s: float = WINDOW_S) -> None:

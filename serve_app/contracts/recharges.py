@@ -98,7 +98,7 @@ class AskMethod(Command[Recharge]):
 class SaveMethod(Command[str | None]):
     """Saves the method of a setup and turns recharging on; a setup is used once.
 
-    Returns a method that is no longer needed.
+    Returns the method that is no longer needed: the replaced one, or the new one if the setup has ended.
     """
 
     account_id: str
@@ -187,7 +187,7 @@ class EndAttempt(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome(Command[None]):
-    """Records the outcome of an attempt; open: still unknown. Harmless to repeat, and for an unknown attempt.
+    """Records the outcome of an attempt; open: still unknown. Harmless to repeat. Ignores an unknown attempt.
 
     A success is final, and may also follow a failure. A failure pauses recharging and creates notices to the owners,
     the billing members, and the targets of the account's balance alerts. So does an outcome that is still unknown when

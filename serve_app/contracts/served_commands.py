@@ -51,7 +51,7 @@ class RollBackTraffic(Command[Traffic]):
     """
 
     identifier: str
-    expected: int  # the version to take back
+    expected: int  # the version to undo
     reason: str = ""
     audit: Audit | None = None
 
@@ -125,7 +125,7 @@ class SchedulePrice(Command[PriceVersion]):
     """Sets the price of an identifier from `effective_at` on; None: from now on.
 
     A second price for the same time replaces the first. `is_configured`: the identifier is in `config.yaml`. Raises
-    ModelNotFound, and InvalidValue, also for a time in the past.
+    ModelNotFound, and InvalidValue, including for a time in the past.
     """
 
     identifier: str

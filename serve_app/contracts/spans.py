@@ -1,6 +1,6 @@
 """OpenTelemetry spans, built from measurements when a request has ended, and exported in the background.
 
-The names in OpenTelemetry's GenAI conventions may still change. Only `ATTRIBUTES` has them.
+The names in OpenTelemetry's GenAI conventions may still change. Only `ATTRIBUTES` contains such names.
 
 Tracing is on if OTEL_EXPORTER_OTLP_ENDPOINT (or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) is set. Spans wait in a bounded
 queue. If the collector is down or hangs, spans are lost but no request is delayed.

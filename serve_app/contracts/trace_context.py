@@ -34,7 +34,7 @@ class TraceContext:
         return cls(trace_id, digits[16:], parent_id, bool(int(flags, 16) & 1))
 
     def is_among(self, share: float) -> bool:
-        """Returns whether the request is in a random `share` (0 to 1) of all requests, which no client can choose."""
+        """Returns whether the request is in a random `share` (0 to 1) of all requests. Clients cannot affect this."""
         return int(self.span_id[-_RANDOM_DIGITS:], 16) < share * 16**_RANDOM_DIGITS
 
 

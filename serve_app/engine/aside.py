@@ -64,7 +64,7 @@ class Aside:
         return await asyncio.wrap_future(running)
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
-        """Run a job outside of the tenants' turns, without an event loop."""
+        """Queue a job outside of the tenants' turns. Unlike `run`, this needs no event loop."""
         return self._threads.submit(job)
 
     def close(self) -> None:

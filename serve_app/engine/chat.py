@@ -1,8 +1,8 @@
 """Renders chat messages with the model's own template into prompt tokens.
 
 Only the template's own text may contain control tokens. In messages and tools, `literal` replaces the first character
-of each control token's name by a stand-in: half of a surrogate pair, which a client's text cannot contain. The template
-copies stand-ins like other characters, and `tokenize` encodes a name with a stand-in as ordinary text.
+of each control token's name with a stand-in: half of a surrogate pair, which a client's text cannot contain. The
+template copies stand-ins like other characters, and `tokenize` encodes a name with a stand-in as ordinary text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST_STAND_IN = 0xDC00  # stand-ins are low surrogates
 _HIGH_SURROGATES = re.compile("[\ud800-\udbff]")
 _AFTER_STAND_IN = re.compile("(?<=[\udc00-\udfff])")
 _MARKER = re.compile(r"<.*>|\[.*\]", re.DOTALL)
-_LONG = 8  # characters per token of context: twice as many as ordinary text has
+_LONG = 8  # a text with more characters than this per token of context is checked; ordinary text has about half
 _PIECE = 16_384  # characters
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers that produces no text
 _SET_HERE = frozenset(  # template variables that requests can't set
@@ -50,7 +50,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, max_context: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._max_context = max_context
-        # No token stands for more bytes than this, which gives a lower bound on the number of tokens of a text.
+        # Maximum number of bytes that a token stands for. It gives a lower bound on the number of tokens of a text.
         vocabulary = tokenizer.get_vocab()
         self._longest_token = max(len(str(token).encode()) for token in vocabulary)
         self._greatest_id = max(vocabulary.values())
@@ -83,7 +83,7 @@ class ChatRenderer:
         return frozenset(self._tokenizer.all_special_tokens) | special
 
     def _find_control_names(self) -> frozenset[str]:
-        """Names of special tokens, and of other added tokens that look like markers: in the template, or with a bar."""
+        """Names of special tokens, and of added tokens in brackets that the template has or that begin like `<|`."""
         templates = getattr(self._tokenizer, "chat_template", None) or ""
         text = "\n".join(templates.values()) if isinstance(templates, dict) else templates
         markers = {n for n in self._added if _MARKER.fullmatch(n) and (n in text or n[1:2] in ("|", "｜"))}

@@ -100,7 +100,7 @@ class EngineSettings(BaseModel):
 
     @property
     def kv_cache_bytes(self) -> int:
-        """`kv_cache_memory` in bytes. Raises ValueError for `auto`, which the loader replaces by a size."""
+        """`kv_cache_memory` in bytes. Raises ValueError for `auto`, which the loader replaces with a size."""
         if self.kv_cache_memory == "auto":
             raise ValueError("kv_cache_memory auto is decided while the model is loaded")
         return self.kv_cache_memory

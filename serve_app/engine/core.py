@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Maximum bytes of logits for prompts' log-probabilities in one step. Computing them needs a few times this memory.
 _SCORED_BYTES = 64 * 2**20
-_MIN_CHUNK = 16  # minimum prompt tokens per step while streams run: in a long context smaller chunks save little
+_MIN_CHUNK = 16  # minimum prompt tokens per step while streams run: in a long context, smaller ones are hardly faster
 
 
 class Runner(Protocol):
@@ -102,7 +102,7 @@ class EngineCore:
         self._earliest_deadline = min(self._earliest_deadline, _deadline(sequence))
 
     def plan(self, now: float) -> StepPlan:
-        """End requests whose deadline is not after `now`, in seconds, and decide what the next step computes."""
+        """End requests whose deadline has passed at `now`, in seconds, and decide what the next step computes."""
         if now >= self._earliest_deadline:
             for sequence in [s for s in self.streams if _deadline(s) <= now]:
                 self.finish(sequence, FinishReason.DEADLINE)

@@ -9,7 +9,7 @@ _LOST = ("CUDA error", "device-side assert", "HIP error")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory is lacking. A smaller step may then succeed."""
+    """Whether memory ran out. A smaller step may then succeed."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
@@ -25,6 +25,6 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def free_cached_memory() -> None:
-    """Release the memory that torch has cached, so that the device can merge the pieces."""
+    """Release the memory that torch has cached. The device can then merge free pieces into larger ones."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -208,7 +208,7 @@ class Engine:
             self._is_hung = self._closing = True
             self._failure = f"the engine hangs: {problem}"
             self._core.finish_all(FinishReason.ABORT)
-            self._outbox.deliver()  # if the step ends after all, its thread takes the lock before it delivers
+            self._outbox.deliver()  # safe: if the step ends after all, its thread waits for the lock before it delivers
 
     def _step(self) -> bool:
         """Wait for work, run one step, deliver its events; False once the engine is closing."""

@@ -1,4 +1,4 @@
-"""The engines that a backend can choose, and their differences before the start. Imports an engine only to start it."""
+"""The engines that a backend can choose, and how they differ before the start. Imports an engine only to start it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    tenant: str = ""  # the account: shares the engine fairly with other tenants, and prefixes only within itself
+    tenant: str = ""  # the account: tenants share the engine fairly, but do not share cached prefixes
     weight: float = 1.0  # > 0, the tenant's weight: the fair queue divides the tenant's service by it
     first_token_by: float | None = None  # seconds on the engine's clock; a request that is still waiting then ends
     said: tuple[int, ...] = ()  # tokens generated elsewhere that this reply continues; they count towards `max_tokens`

@@ -37,7 +37,7 @@ _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>", or "
 class Caller:
     """The sender of one request: the digest of its key, and its address.
 
-    `account_and_key` holds the account id and the key id once the limiter has reported them, also for a refused key.
+    `account_and_key` holds the account id and the key id once the limiter has reported them, even for a refused key.
     """
 
     __slots__ = ("_authenticator", "_request", "account_and_key", "digest")

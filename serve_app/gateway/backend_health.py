@@ -152,7 +152,7 @@ class BackendHealth:
             record.verdicts.clear()
 
     def _has_one_account(self, identifier: str) -> bool:
-        """Returns whether at most one account has used the identifier within ALONE_S. False until that time is over."""
+        """Returns whether at most one account has used the identifier within ALONE_S. False for the first ALONE_S."""
         since = self._clock() - ALONE_S
         return since >= self._began and sum(at > since for at in self._seen.get(identifier, {}).values()) <= 1
 

@@ -37,7 +37,7 @@ _UNCHANGED: Final = {one.name for one in fields(SamplingParams)} & ChatRequest.m
 
 
 class NotRunning(BackendUnavailable):
-    """No replica has started the call, because its backend does not run while another one does."""
+    """No replica has started the call, because its backend does not run while another backend does."""
 
 
 @dataclass(slots=True)
@@ -254,7 +254,7 @@ def _output_limit(chat: ChatRequest, identifier: IdentifierSettings) -> int:
 
 
 def max_prompt_tokens(chat: ChatRequest, identifier: IdentifierSettings) -> int:
-    """Returns the maximum number of tokens that all prompts of a request can have."""
+    """Returns the maximum number of tokens that all prompts of a request can have together."""
     return identifier.context_length * (1 if chat.raw is None else len(chat.raw.prompts))
 
 

@@ -2,7 +2,7 @@
 
 The ledger has a row for each response from its start. While the response runs, its gateway renews a time in the row. If
 the gateway has been silent for RESPONSE_LOST_S, readers treat the response as failed. The final response is written
-together with the settlement of its request, so it is complete exactly if it is billed as complete.
+together with the settlement of its request, so it is complete if and only if it is billed as complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEAT_S = 2.0  # between two renewals
 
 
 class BackgroundRuns:
-    """The runs of one gateway. Each is known by its account and its response id."""
+    """The runs of one gateway. Each is identified by its account and its response id."""
 
     def __init__(self, settlements: Settlements) -> None:
         self._settlements = settlements

@@ -3,9 +3,10 @@
 The replica that has computed the beginning of the conversation comes first.
 
 Gateways agree without a message: the order of replicas is a function of the conversation and of the replicas' names
-(rendezvous hashing, Thaler and Ravishankar 1998). Adding or losing a replica moves only the conversations that it gets
-or had. A replica with far more requests than the mean is passed over (consistent hashing with bounded loads, Mirrokni
-et al., arXiv 1608.01350). Computing a prompt again costs less than waiting behind a full replica while others are idle.
+(rendezvous hashing, Thaler and Ravishankar 1998). A new replica moves only the conversations that it gets, a lost one
+only those that it had. A replica with far more requests than the mean is passed over (consistent hashing with bounded
+loads, Mirrokni et al., arXiv 1608.01350). Computing a prompt again costs less than waiting behind a full replica while
+others are idle.
 """
 
 from __future__ import annotations

@@ -14,23 +14,24 @@ The state in which the request ends decides what is billed:
 | PRODUCING | settled as cancelled: what arrived is billed | text that a client has is billed, see below |
 
 A stream that fails with 500 after it has sent text is settled as cancelled, because the request may have caused the
-failure. After a 503 (the replica, its device or the place for its usage is lost), nothing is billed: the request is
-settled as failed. The same is true for any failure of a reply that is not streamed.
+failure. After a 503 (the replica or its device is lost, or the usage can't be recorded), nothing is billed: the request
+is settled as failed. The same is true for any failure of a reply that is not streamed.
 
 A request whose replica is lost goes back to HELD and runs again (`reruns.py`). It does not run again if its client has
-some of the reply and has not asked for `resume`. The text that the client has counts as produced once the next run is
-CALLED.
+some of the reply and has not asked for `resume`. Once the next run is CALLED, the text that the client already has is
+counted as produced.
 
-PRODUCING begins with the first token, even while its text is held back. Until then the engine keeps no part of the
-prompt that another request could find at the cached price. Cancelling a prompt in CALLED therefore gives nothing away.
+PRODUCING begins with the first token, even while its text is held back. Until then the engine caches no part of the
+prompt that another request could reuse at the cached price. Cancelling a prompt in CALLED therefore gives nothing away.
 With several prompts, only those that have produced output are billed. A prompt that `echo` has returned counts as
 output. A request that is cancelled with only such output is settled as completed, because a cancelled request without
 an output token is free.
 
 A rejection by the replica, or a stored reply for a retry, gives everything back in any state. The exception is a
-rejection for the request's own fault (422): it gives back the money, but the request and its prompt still count against
-the rate limits. A 503 before the first token gives the rate limits back too. A later failure does not, because clients
-could otherwise repeat its cause without limit. `complete` settles a finished request before the client sees its usage.
+rejection because of the request itself (422): it gives back the money, but the request and its prompt still count
+against the rate limits. A 503 before the first token also gives back what the request counted against them. A later
+failure does not, because clients could otherwise repeat its cause without limit. `complete` settles a finished request
+before the client sees its usage.
 """
 
 from __future__ import annotations
@@ -225,7 +226,11 @@ class Exchange:
             fingerprint = system_fingerprint(self.backend, first.fingerprint)
             said = self._runs.to_continue
             if first.said != len(said) or (said and fingerprint != self.fingerprint):
-                logger.error("backend %s can't continue %s: it is of another release", self.backend, self.request_id)
+                logger.error(
+                    "backend %s can't continue %s: its weights, settings or release differ",
+                    self.backend,
+                    self.request_id,
+                )
                 raise errors.replica_lost(stream=True)
             self.fingerprint = fingerprint
         self._count_usage(first)
@@ -426,7 +431,7 @@ class Exchange:
         self._state = State.ENDED
         if self._generation is not None:
             self._generation.cancel()
-        # The gateway settles before the replica, which would bill what it produces until it is cancelled.
+        # The gateway must settle before the replica does: the replica bills what it produces until it is cancelled.
         pays = client_gone or (self._runs.has_sent and not lost)
         outcome = Outcome.CANCELLED if pays else Outcome.FAILED
         self._settle_detached(outcome, refused=unserved)

@@ -94,7 +94,7 @@ class Lifecycle:
         self._changed(catalogue)
 
     async def read(self) -> bool:
-        """Reads the ledger's changes. Returns False while it is unavailable; the known state then stays in use."""
+        """Reads the ledger's changes. Returns False if the ledger is unavailable; the known state then stays in use."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 served = await self._books.run(ReadServed(self._served.version if self._has_read else -1))
@@ -126,7 +126,7 @@ class Lifecycle:
             self._applications.follow(self._served.backends, status)
 
     async def look(self) -> None:
-        """Judges the running and the finished requests, and ejects backends or brings them back by the results."""
+        """Judges the running and the finished requests, and ejects backends or brings them back accordingly."""
         self._judge_requests()
         ejections: list[Ejection] = []
         catalogue = self._services.catalogue

@@ -303,7 +303,7 @@ class _Shard:
     async def _send(self, asks: list[Any]) -> list[Any]:
         """Returns the limiter's answers.
 
-        Replaces a grant that is late or of an ended epoch by Recovering, so that the gateway asks again.
+        Replaces a grant that is late or from an ended epoch with Recovering, so that the gateway asks again.
         """
         sent_at = boottime()
         answers = await self._limiter.ask(asks)
@@ -335,7 +335,7 @@ class _Shard:
         try:
             await self.ask(release)
         except Unavailable as error:
-            # The limiter has lost the hold, or drops it when its lease, which is no longer renewed, expires.
+            # The limiter has lost the hold, or drops it when the lease expires, because nothing renews it any more.
             logger.warning("release of %s did not reach the limiter: %s", release.request_id, error)
 
     async def _renew(self) -> bool:

@@ -70,7 +70,7 @@ class Observer:
     def _count_settled(self, record: RequestRecord, outcome: Outcome) -> None:
         counted, served = self._counted, (record.model, record.backend)
         is_complete = outcome is Outcome.COMPLETED
-        ended = Outcome.FAILED if record.code == "server_error" else outcome  # also a stream whose text is billed
+        ended = Outcome.FAILED if record.code == "server_error" else outcome  # including a stream whose text is billed
         counted.add(metrics.FINISHES, 1, *served, record.finish if is_complete else ended.value)
         for metric, tokens in (
             (metrics.PROMPT_TOKENS, record.prompt_tokens),

@@ -53,7 +53,7 @@ class QueryRates:
         of_account.charge(now, 1)
 
     def charge(self, identity: Identity, queries: int) -> None:
-        """Counts the cost of an answer beyond one query. Later queries wait for it."""
+        """Counts further `queries` for an answer that cost more than one. Later queries have to wait longer."""
         now = self._clock()
         self._bucket(f"key {identity.key_id}", self.per_minute).charge(now, queries)
         self._bucket(f"account {identity.account_id}", KEYS_OF_AN_ACCOUNT * self.per_minute).charge(now, queries)

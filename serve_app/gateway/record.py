@@ -37,7 +37,7 @@ class RequestRecord:
     key_id: str = ""
     status: int = 500
     code: str = ""  # error code
-    reason: str = ""  # error message, if it says nothing of the request's content
+    reason: str = ""  # error message, if it reveals nothing about the request's content
     wanted_tokens: int = 0  # prompt plus maximum output
     outcome: Outcome | None = None  # None: nothing was settled
     finish: str = ""
@@ -85,7 +85,7 @@ class RequestRecord:
         return lost
 
     def settled(self, settlement: Settlement, seconds: float) -> None:
-        """Records the settlement as it was sent to the ledger, or left to the spool."""
+        """Records the settlement as it was sent to the ledger or written to the spool."""
         self.settle_s, self.settled_at = seconds, time.time()
         self.outcome, self.charged = settlement.outcome, settlement.cost
         self.prompt_tokens, self.cached_tokens = settlement.prompt_tokens, settlement.cached_tokens

@@ -1,7 +1,7 @@
 """Handles requests that generate a reply: reads the body, runs the exchange, and writes a reply or a stream.
 
 Replies have the format of the request's door. The endpoint is a plain ASGI application with one `__call__` per request.
-However a request ends, also by its client hanging up, it leaves through the same `async with`. So nothing stays open.
+However a request ends, even if its client hangs up, the same `async with` ends its exchange. So nothing stays open.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class ReplyToRequest:
             try:
                 event = await exchange.next_event(0.0 if pieces else keep_alive_s)
             except ApiError:
-                if pieces:  # they are billed
+                if pieces:  # they are billed, so the client must get them
                     await sender.write_piece(b"".join(pieces), stream_headers)
                 raise
             if isinstance(event, RunsAgain):

@@ -1,7 +1,7 @@
 """Runs a request again on another replica after its replica is lost: how often, after what pause, and under what id.
 
-A run produces the reply from the start. If a stream has asked to be resumed, it continues the text that was sent
-(`sent_tokens.py`).
+A run produces the reply from the start. If the client has asked for `resume`, the run continues the text that was
+sent (`sent_tokens.py`).
 
 For the limiter, the replicas and the ledger, each run is a separate request with a separate id. Before the next run is
 admitted, the ledger records the lost run as failed, under the id that its replica knows. The lost replica may still try
@@ -13,8 +13,9 @@ The next run starts only when the ledger has confirmed the failure. If the failu
 if the replica has settled the run first, two runs could be billed. In these cases the request fails, and its client
 must send it again.
 
-Two consecutive messages in the ordered stream to the limiter give back the lost run's hold and rates, and admit the
-next run. The account's other requests find no gap in between, and nothing counts twice.
+Two consecutive messages in the ordered stream to the limiter first release the lost run's hold and what it counted
+against the rate limits, then admit the next run. The account's other requests find no gap in between, and nothing
+counts twice.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from serve_app.contracts.generation import ChoiceEnded, Delta, ReplyParts
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.sent_tokens import SentTokens
 
-# Seconds before each run but the first. Serve may not know yet that the replica is gone, and choose it again: its
-# controller checks once a second.
+# Seconds to wait before each run after the first. Serve may choose the lost replica again, because its controller
+# checks only once a second whether replicas live.
 PAUSES_S: Final = [0.0, 1.0]
 
 
@@ -40,7 +41,10 @@ class RunsAgain:
 
 
 class Runs:
-    """The runs of one request, and what its client has of the reply. `resumable`: the replica reports tokens."""
+    """The runs of one request, and the part of the reply that its client has.
+
+    `resumable`: the replica reports tokens.
+    """
 
     def __init__(self, record: RequestRecord, *, resumable: bool) -> None:
         self._record = record

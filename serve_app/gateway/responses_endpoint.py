@@ -1,6 +1,6 @@
 """Handles requests to POST /responses: as `reply_endpoint` does, with errors and streams of this format.
 
-A response is stored together with the settlement of its request. So it is stored exactly if it is billed as complete.
+A response is stored together with the settlement of its request, so it is stored only if it is billed as complete.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ logger = logging.getLogger("ray.serve")
 BEGIN_S = 3.0  # if no replica takes a background request within this time, its client gets the queued response
 END_TRIES: Final = 10
 END_PAUSE_S: Final = 2.0
-# A short body can refer to a long stored conversation. Separate threads, so that parsing bodies does not delay it.
+# Threads for work on stored conversations, which can be long even if the body is short. They are separate from the
+# thread that parses bodies, so neither kind of work delays the other.
 _STORED: Final = ThreadPoolExecutor(max_workers=2, thread_name_prefix="stored")
 LOOK_UPS_PER_MINUTE: Final = 3000
 """Maximum number of stored responses to which an account's requests may refer per minute, in each gateway.

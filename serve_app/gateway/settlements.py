@@ -297,7 +297,7 @@ class Settlements:
             except SpoolFull as error:
                 logger.error("%s", error)
                 kept = 0
-            return kept, self.spool.size  # which may wait for the disk
+            return kept, self.spool.size  # read in this thread, because it may wait for the disk
 
         kept, self._spooled = await asyncio.to_thread(append)
         return [number < kept for number in range(len(batch))]

@@ -1,8 +1,8 @@
 """Builds the trace of a request as its gateway saw it: a span for the request, and one for each process it asked.
 
-A trace is kept if the client or the request's digits choose it, or if the request failed or was slow. This is known
-only at the end, so all spans are built then. The spans of the replica (`model/reply_trace.py`) are children of
-`generate`.
+A trace is kept if the client asks for it, if the request is in the random sample, or if it failed or was slow. The last
+two are known only at the end, so all spans are built then. The spans of the replica (`model/reply_trace.py`) are
+children of `generate`.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ MIN_RATE: Final = 2048  # bytes per second of a body
 LISTEN_S: Final = 0.1  # time to read the part of a late body that arrived while this process was busy
 SMALL_BODY: Final = 64 * 1024  # bytes
 MAX_BODIES_PER_KEY: Final = 256  # incomplete ones
-MAX_BODIES: Final = 1600  # incomplete ones, in total: Serve accepts 2,000 requests, health probes included
+MAX_BODIES: Final = 1600  # incomplete ones, of all keys: Serve accepts 2,000 requests, health probes included
 MOMENT_S: Final = 1.0  # a sender whose oldest body is incomplete for longer than this is slow
-LATE_S: Final = 1.0  # time to identify a key whose body has an error: a wrong key is reported first
+LATE_S: Final = 1.0  # time to identify the key after an error in the body: a wrong key is reported first
 STALLED_S: Final = 120.0  # a client that reads nothing for this time counts as disconnected
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -130,7 +130,7 @@ class RequestContext:
             starts = message["type"] in ("http.response.start", "websocket.http.response.start")
             started = started or starts
             if starts and message["status"] >= 400 and not scope["state"].get("identified") and _has_body(scope):
-                # An unidentified sender's body is not processed. The connection could be reused only after its end.
+                # The connection could be reused only after the body, which is not processed for unidentified senders.
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             if starts and scope["path"] in MESSAGES_PATHS:
                 message["headers"] = [*message["headers"], (b"request-id", request_id.encode("latin-1"))]
@@ -180,7 +180,8 @@ class Bodies:
 
     def begin(self, share: Share) -> None:
         mine = self._shares.setdefault(share.sender, [])
-        # In a burst of requests, most bodies are incomplete for a moment: until then, four times as many are allowed.
+        # In a burst of requests, most bodies are incomplete for a moment. A sender that is not slow may therefore have
+        # four times as many.
         is_slow = bool(mine) and share.began - mine[0].began > MOMENT_S
         if len(mine) >= MAX_BODIES_PER_KEY * (1 if is_slow else 4):
             raise errors.too_many_bodies("Too many of your request bodies are incomplete. Finish sending them first.")

@@ -66,8 +66,8 @@ def driver_environment(
         # The dashboard can run code. Without a token, any page in a browser could use it.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(home / "secrets" / "ray-token"),
-        # Ray's processes then listen on 127.0.0.1: their metrics need no token. On Linux, Ray (2.60) replaces a
-        # loopback address that is given in any other way.
+        # Makes Ray's processes listen on 127.0.0.1, because their metrics are readable without a token. On Linux, Ray
+        # (2.60) replaces a loopback address that is given in any other way.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -126,9 +126,8 @@ def most_connections() -> int:
 def write_haproxy_wrapper(path: Path, host: str, lanes: str, certificate: Path | None = None) -> bool:
     """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts HAProxy.
 
-    Ray has a setting for the program's path. The configuration's path must not change, because Ray
-    finds HAProxy's processes by it.
-    Returns False if there is no HAProxy.
+    Ray has a setting for the program's path. The configuration's path must not change, because Ray finds HAProxy's
+    processes by it. Returns False if there is no HAProxy.
     """
     binary = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH") or _bundled_haproxy() or shutil.which("haproxy")
     if binary is None:
@@ -200,7 +199,7 @@ class Driver:
         return ""
 
     def shut_down(self, within_s: float, report: Callable[[str], None]) -> None:
-        """Asks the driver to shut down, then terminates and kills what still runs, in about `within_s` seconds."""
+        """Shuts the driver down, then terminates and kills the processes that remain, in about `within_s` seconds."""
         deadline = time.monotonic() + within_s
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Creates a first API key and a sign-in link, and the text with them that `make serve` prints when it is ready."""
+"""Creates a first API key and a sign-in link. `make serve` prints them when the service is ready."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from serve_app.launch.preflight import LaunchError
 
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap", "driver_version", "mig.mode.current")
 _WSL = "/usr/lib/wsl/lib/nvidia-smi"
-_ANSWER_S = 60.0  # without persistence mode, nvidia-smi starts the driver of each card first
+_ANSWER_S = 60.0  # timeout of nvidia-smi; without persistence mode, it starts the driver of each card first
 CPU_INSTEAD = "or set GPUS=0 to compute on the CPU"
 
 

@@ -7,11 +7,11 @@ Ray's template has no settings for these changes:
 - Only HAProxy's own user may use its control socket, which has full control over HAProxy.
 - The metrics exporter binds to HOST instead of all addresses. The statistics page is removed.
 - With CERTIFICATE, a PEM file that also has the key, clients must use https.
-- If requests of an address are mostly refused, its requests go through a lane. Only a few requests of a lane are at
-  the gateways at one time; the others wait in HAProxy. A lane leads back to the same frontend through a local socket,
-  so Ray still chooses the gateways. `lanes_of` parses LANES, the numbers for this.
+- If most requests from an address are refused, its requests go through a lane, which is a queue. Only a few requests
+  of a lane are at the gateways at one time; the others wait in HAProxy. A lane leads back to the same frontend through
+  a local socket, so Ray still chooses the gateways. LANES has the limits; `lanes_of` parses it.
 - Requests whose path has the token of a one-time link are not logged.
-- If requests of a key are mostly refused, HAProxy itself refuses its requests beyond a multiple of its chat replies.
+- If most requests of a key are refused, HAProxy itself refuses its requests beyond a multiple of its chat replies.
 
 Requests with a key that got a chat reply in the last ten minutes count for the key, from any address. All others count
 for their address. A key is the digest of the header that the gateway reads: the first authorization header, or the
@@ -40,17 +40,18 @@ class Lanes:
     """When HAProxy slows down an address or a key, and how.
 
     A sender is slow if, within 10 s, more of its requests were refused than `refused` plus `per_reply` for each chat
-    reply. Requests of a slow address take its lane. Of a slow key's requests, `refused` plus 1 + `per_reply` for each
-    chat reply go to the gateways in 10 s; the others get 429.
+    reply. Requests of a slow address take its lane. A slow key may send `refused` requests plus 1 + `per_reply` for
+    each chat reply to the gateways in 10 s; its other requests get 429.
     """
 
     refused: int = 50
     per_reply: int = 4
-    delay_ms: int = 800  # of each request of a lane, and of each 429
+    delay_ms: int = 800  # delay of each request of a lane, and of each 429
     at_once: int = 32  # maximum requests of a lane at the gateways; the delay allows 40 a second
     waiting: int = 400  # maximum open requests of a slow address or key, about ten seconds' worth
-    large_bytes: int = 8192  # a body of this size fills HAProxy's buffer, which ends the delay: it takes another lane
-    large_bytes_per_s: int = 2_000_000  # of one address
+    # Larger requests take separate lanes, because a body of this size fills HAProxy's buffer, which ends the delay.
+    large_bytes: int = 8192
+    large_bytes_per_s: int = 2_000_000  # maximum upload rate of one address
     large_at_once: int = 4
 
 
@@ -156,7 +157,7 @@ def _route(lanes: Lanes) -> str:
 
 
 def amended(text: str, host: str, socket: Path, paths: str, lanes: str = "", certificate: str = "") -> str:
-    """Returns Ray's configuration with the amendments. `paths` of doors are separated by spaces."""
+    """Returns Ray's configuration with the amendments. `paths`: paths that generate replies, separated by spaces."""
     text = re.sub(r"^listen stats\b.*", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"(?m)^(    stats socket .* mode) 666\b", r"\g<1> 600", text)
     exporter, frontend, rest = text.partition("frontend http_frontend\n")

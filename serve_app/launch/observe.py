@@ -39,7 +39,7 @@ def observe(options: argparse.Namespace) -> None:
     if (prometheus := shutil.which("prometheus")) is None:
         raise LaunchError(NO_PROMETHEUS)
     if (service := find_service(home)) is None:
-        raise LaunchError(f"no service runs on the state folder {home}: start it with `make serve`")
+        raise LaunchError(f"no running service uses the state folder {home}: start one with `make serve`")
     if not service.ray_targets.exists():
         raise LaunchError(
             f"Ray's dashboard has not written {service.ray_targets}: was the service started with --no-dashboard?"
@@ -86,7 +86,7 @@ def _folder(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise LaunchError(f"another `make observe` runs on {folder}") from None
+            raise LaunchError(f"another `make observe` uses {folder}") from None
         try:
             yield folder
         finally:

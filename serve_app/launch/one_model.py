@@ -28,7 +28,7 @@ from serve_app.launch.gpus import CPU_INSTEAD, Gpu
 from serve_app.launch.preflight import LaunchError
 
 MODEL = "deployments.apps:model"
-MAX_CONTEXT = 32768  # tokens, for the service's identifiers
+MAX_CONTEXT = 32768  # tokens; the maximum if the operator does not set a context
 MAX_OUTPUT = 4096
 MAX_RUNNING, MIN_RUNNING = 256, 8  # sequences on a GPU
 REQUIRED_SEQUENCES = 32  # a model fits if this many sequences fit with it

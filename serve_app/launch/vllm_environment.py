@@ -35,8 +35,8 @@ WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 #: Packages that replicas need besides vLLM. vLLM asks for an older llguidance; grammars must mean the same in both
 #: engines.
 OURS = ("ray", "accelerate", "llguidance", "gguf")
-#: vLLM compiles kernels when it starts, with the compiler of NVIDIA's wheels. torch requires one
-#: release of `cuda-toolkit`, so this takes the same: a compiler of another release refuses torch's headers.
+#: vLLM compiles kernels when it starts, with the compiler of NVIDIA's wheels. torch requires one release of
+#: `cuda-toolkit`. This line names no release, so pip installs the same one: other compilers reject torch's headers.
 TOOLKIT = "cuda-toolkit[nvcc,cccl]"
 TOOLKIT_FOLDER = Path("nvidia", "cu13")  # below site-packages
 #: Python runs this file at each start, in every process that the environment's interpreter runs.
@@ -175,7 +175,7 @@ def link_toolkit(packages: Path) -> None:
         if not name.exists():
             name.symlink_to(library.name)
     # Only a machine with a GPU has the driver's library, often without the name that `-lcuda` looks for. This linker
-    # script redirects to the name that it has.
+    # script redirects to the name that the library has.
     (home / "lib" / "stubs").mkdir()
     (home / "lib" / "stubs" / "libcuda.so").write_text("INPUT(-l:libcuda.so.1)\n")
     (packages / SITE).write_text(SITE_TEXT)

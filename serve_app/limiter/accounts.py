@@ -29,7 +29,7 @@ class LimitBucket(Bucket):
 
 
 def tightest(buckets: Sequence[LimitBucket], now: float) -> Window:
-    """Returns the window of the bucket with the least room, for the headers. If equal, the lower limit counts."""
+    """Returns the window of the bucket with the least room, for the headers. If equal, the lower limit wins."""
     tightest = buckets[0].state(now)
     for bucket in buckets[1:]:
         tightest = min(tightest, bucket.state(now))
@@ -55,7 +55,7 @@ def _buckets(
 class Account:
     """An account's committed balance, its open holds, and its rate buckets.
 
-    Why the free balance is never overstated. Every charge is covered by a hold that is at least as large. The ledger
+    Why the free balance is never overstated: every charge is covered by a hold that is at least as large. The ledger
     commits a charge and raises the account's version in one step. A hold is removed only in the step that also brings
     the balance to the version of its settlement or a later one (`close`). A snapshot of an older version is ignored
     (`apply`, `update_balance`). So at every moment each admitted request is in one of three states:
@@ -67,23 +67,24 @@ class Account:
     So its charge is taken from `free` at least once: `free <= committed balance - charges still to come`. Deposits and
     settlements that are not known here yet only make `free` too small.
 
-    Two things are not covered. When an operator lowers a balance, this is known here only once the snapshot arrives.
-    And a hold is freed when its lease expires. Before that, one of three things must happen to the request of a dead
-    gateway: it is settled, it is certain that it never will be, or another gateway takes over the hold together with
-    the spool.
+    Two cases are not covered. When an operator lowers a balance, this is known here only once the snapshot arrives. And
+    a hold is freed when its lease expires, settled or not. Before that, one of three things must happen to the request
+    of a dead gateway: it is settled, it is certain that it never will be, or another gateway takes over the hold
+    together with the spool.
 
-    Why this stays true with grants that expire. The balance contains the unspent rest of each grant (`expiring`) until
-    the ledger removes it, long after the expiry. A request may be paid from a grant that had not expired when the
-    request began, and each charge uses the grant that expires soonest. So an expired rest can only be used by the holds
-    opened before the expiry. The part that exceeds these holds cannot be used at all (`expired`). A grant that is
-    usable for one hold is also usable for every earlier hold. So assigning rests to holds in the order of expiry
-    assigns as much as any other order.
+    Why this stays true with grants that expire: the balance contains the remainder of each grant (`expiring`) until the
+    ledger removes it, long after the expiry. A request may be paid from a grant that had not expired when the request
+    began, and each charge uses the grant that expires soonest. So only the holds opened before the expiry can use an
+    expired remainder. The part that exceeds these holds cannot be used at all (`expired`). A grant that is usable for
+    one hold is also usable for every earlier hold. So no other order can assign more to the holds than the order of
+    expiry.
 
-    A settlement reports the balance, but not the grants in it. So `expiring` may be older than `balance`, and show
-    rests from before some charges. Such rests are too large, so too much is subtracted from `free`, which is safe. The
-    only grant missing from `expiring` is one that was added and expired between two reads of the ledger's changes.
-    `expiring` does not stay old: every settlement also reaches the limiter as a change of the account, with a version
-    that is already known. A snapshot of an equal version replaces everything but the balance, which is the same.
+    A settlement reports the balance, but not the grants in it. So `expiring` may be older than `balance`, and contain
+    remainders from before some charges. Such remainders are too large, so too much is subtracted from `free`, which is
+    safe. The only grant missing from `expiring` is one that was added and expired between two reads of the ledger's
+    changes. `expiring` does not stay old: every settlement also reaches the limiter as a change of the account, with a
+    version that is already known. A snapshot of an equal version replaces everything but the balance, which is the
+    same.
     """
 
     account_id: str
@@ -103,7 +104,7 @@ class Account:
         self.limit(self.contract)
 
     def apply(self, snapshot: AccountSnapshot, default: Contract, now: float) -> None:
-        """Takes over a committed state unless it is older than the known one."""
+        """Applies a committed state unless it is older than the known one."""
         if snapshot.version < self.version:
             return
         if snapshot.version > self.version or self.balance is None:
@@ -116,7 +117,7 @@ class Account:
             self._recharge_announced(now)
 
     def _recharge_announced(self, now: float) -> None:
-        """Charges the holds that were announced before the first snapshot again, now at the account's own limits."""
+        """Charges the holds announced before the first snapshot again, now that the account's own limits are known."""
         for bucket in self.tokens:
             bucket.tat = -inf
         for hold in self.holds.values():
@@ -133,7 +134,7 @@ class Account:
         self.tokens = _buckets("tokens", limits, self.tokens)
 
     def update_balance(self, balance: int, version: int) -> None:
-        """Takes over the balance after a settlement, unless a newer one is known.
+        """Sets the balance after a settlement, unless a newer one is known.
 
         While the balance is unknown, this keeps only the version: a look-up that was read before this settlement must
         be ignored as old. Whether the account is active is known only from `apply`.
@@ -173,7 +174,7 @@ class Account:
         return not self.holds and not any(bucket.reset_s(now) for bucket in (*self.requests, *self.tokens))
 
     def open(self, hold: Hold) -> None:
-        """Sets the hold's amount aside, also from the key's budget, and takes a concurrency slot of both."""
+        """Holds the amount from the balance and the key's budget, and takes a concurrency slot of account and key."""
         key = hold.key
         self.holds[hold.request_id] = hold
         self.held += hold.amount
@@ -202,9 +203,9 @@ class Account:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Key:
-    """A key as last applied, its open requests, and the rate buckets that they are charged to.
+    """A key's last applied snapshot, its open requests, and the rate buckets that they are charged to.
 
-    Why a budget is never overspent. As with balances (see Account), a hold is removed only in the step that updates
+    Why a budget is never overspent: as with balances (see Account), a hold is removed only in the step that updates
     what the key has spent, as of the hold's settlement or later. Older figures are ignored. So each charge is taken
     from `left` at least once. A charge counts in the period in which its request ends, and requests can run past the
     end of a period. So the holds of all open requests are taken from the budget of the current period. A charge then
@@ -213,14 +214,14 @@ class Key:
     Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because a gateway may still let a request
     end in it. Meanwhile the ledger may already report what was spent in the next period. This counts at once, but the
     ledger then no longer reports the period that is ending here. So the last figure for the ending period keeps
-    counting, and every hold that is removed counts as spent in full (`freed`). Without such a figure, what is left is
-    unknown until the period has ended here, too (`unsure_s`).
+    counting, and every hold that is removed counts as spent in full (`freed`). Without such a figure, the rest of the
+    budget is unknown until the period has ended here, too (`unsure_s`).
     """
 
     account: Account
     key_id: str
     snapshot: KeySnapshot | None = None  # the last one applied; holds count before it, too
-    networks: tuple[Network, ...] | None = None  # allowed networks; None: anywhere
+    networks: tuple[Network, ...] | None = None  # allowed networks; None: any
     held: int = 0  # nano-units
     open: int = 0  # requests
     requests: tuple[LimitBucket, ...] = ()  # the account's, then the key's
@@ -237,7 +238,7 @@ class Key:
         self.requests, self.tokens = self.account.requests, self.account.tokens
 
     def apply(self, snapshot: KeySnapshot, now: float) -> bool:
-        """Takes over a committed state. Returns False and changes nothing unless it is newer than the known one.
+        """Applies a committed state. Returns False and changes nothing unless it is newer than the known one.
 
         `spent` has a separate version, because a settlement may have brought a newer figure.
         """
@@ -276,7 +277,7 @@ class Key:
                         hold.tokens.append(Charge(bucket, now, hold.tokens_charged))
 
     def update_spent(self, spent: int, period: str, version: int) -> None:
-        """Takes over the spent amount that a settlement reports, unless a newer one is known."""
+        """Sets the spent amount that a settlement reports, unless a newer one is known."""
         if version > self.spent_version:
             self._spend(spent, period, version)
 
@@ -312,7 +313,7 @@ class Key:
         if self.spent_period <= period.name or self._ending[1] == period.name:
             return 0.0
         left_s = period.ends - (at - CLOCK_SKEW_S)
-        # If the ledger is ahead by more than the clock skew, its clock is trusted. Otherwise this would last for hours.
+        # A ledger that is ahead by more than the skew is trusted. Otherwise, the spending could be unknown for hours.
         return left_s if left_s <= 2 * CLOCK_SKEW_S else 0.0
 
     def freed(self, amount: int, at: float) -> None:
@@ -329,7 +330,7 @@ class Key:
 
 
 class Registry:
-    """Accounts by id and keys by digest. Entries that are idle for long are dropped; the next request looks them up.
+    """Accounts by id and keys by digest. Drops entries that stay idle; their next request looks them up again.
 
     `_idle` holds the keys without open requests and the accounts without keys, the longest idle first. A key with an
     open request is not in it. The end of a request, a snapshot or a settlement puts an entry at the end. So the last
@@ -372,7 +373,7 @@ class Registry:
             self._idle[owner] = now
 
     def apply(self, snapshot: AccountSnapshot | KeySnapshot, now: float) -> None:
-        """Takes over a committed state. Ignores it if it is older than the known one."""
+        """Applies a committed state. Ignores it if it is older than the known one."""
         account = self.account_or_new(snapshot.account_id, now)
         if isinstance(snapshot, AccountSnapshot):
             account.apply(snapshot, self.default, now)

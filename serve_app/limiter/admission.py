@@ -57,8 +57,9 @@ class Admission:
     expire and budgets renew. `rng` adds jitter to waits. A hold expires after `lease_s` unless it is renewed.
 
     For the first `recovery_s` after the start, `admit` returns `Recovering`. Meanwhile gateways announce the holds that
-    this limiter does not know. `recovery_s` must be longer than the gateways' heartbeat, or 0 where no gateway can have
-    open requests. From `admits_until` on, `admit` and `adjust` return `Recovering` as well, because the lease is over.
+    this limiter does not know. `recovery_s` must be longer than the interval of the gateways' heartbeats, or 0 where no
+    gateway can have open requests. From `admits_until` on, `admit` and `adjust` return `Recovering` as well, because
+    the lease is over.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Admission:
         return len(self._open_holds), sum(hold.amount for hold in self._open_holds)
 
     def recover(self) -> None:
-        """Waits, from now on, until gateways have announced the holds that this limiter does not know."""
+        """Starts a new recovery: for `recovery_s`, gateways announce the holds that this limiter does not know."""
         self.recovering_until = self._clock() + self._recovery_s
 
     def reconfigure(self, default: Contract, tuning: Tuning) -> None:
@@ -111,7 +112,7 @@ class Admission:
         return key is not None and key.is_known
 
     def knows_account(self, account_id: str) -> bool:
-        """Returns whether the account is known here. Changes of it and of its keys must then be applied."""
+        """Returns whether the account is known here. If it is, changes to it and to its keys must be applied."""
         return account_id in self._accounts
 
     def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
@@ -160,7 +161,7 @@ class Admission:
         return self._open(hold, offer.max_tokens, now, offer.tentative)
 
     def adjust(self, ask: Adjust) -> Grant | Refusal | UnknownKey | Recovering:
-        """Replaces the estimated prompt by the counted one: new hold, new output budget, corrected token buckets.
+        """Replaces the estimated prompt tokens with the counted ones: new hold and output budget, corrected buckets.
 
         If the prompt and one token of output cost too much, returns 402 and undoes the admission. A request that is not
         open here gets 503, or `Recovering` while it may still be announced. Returns UnknownKey for an announced request
@@ -204,7 +205,7 @@ class Admission:
         """Ends a request. Repeating it is harmless. Applies newer figures even if the hold no longer exists."""
         hold = self._open_holds.get(end.request_id)
         now = self._clock()
-        # Freeing the hold and taking over the figures must be one step: Account and Key explain why.
+        # Freeing the hold and applying the new figures must be one step: Account and Key explain why.
         if hold is None:
             self._update(end, now)
             return
@@ -252,10 +253,10 @@ class Admission:
         return self._open_holds.renew(beat.holder, beat.request_ids, self._clock())
 
     def announce(self, open_hold: OpenHold, holder: str) -> None:
-        """Takes in a hold that was granted before this limiter started, or whose lease has expired.
+        """Adds a hold that was granted before this limiter started, or whose lease has expired.
 
         The request already runs. So the hold counts at once, even above the limits and before account and key are
-        known. For a hold that is open here, only renews the lease and moves it to `holder`.
+        known. A hold that is open here already gets a renewed lease and this `holder`.
         """
         now = self._clock()
         known = self._open_holds.get(open_hold.request_id)
@@ -290,7 +291,7 @@ class Admission:
         return [(hold.holder, hold.announced()) for hold in self._open_holds if hold.holder != POSTED]
 
     def take_posted(self, holds: Sequence[OpenHold]) -> list[str]:
-        """Takes in all holds posted in the ledger. Returns the requests that are no longer posted, for `drop_posted`.
+        """Adds all holds posted in the ledger. Returns the requests that are no longer posted, for `drop_posted`.
 
         If a gateway of this limiter keeps a hold alive, that gateway stays its holder.
         """
@@ -312,11 +313,11 @@ class Admission:
                 self._close(hold, self._clock())
 
     def apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
-        """Takes over a committed state. Ignores it if it is older than the known one."""
+        """Applies a committed state. Ignores it if it is older than the known one."""
         self._registry.apply(snapshot, self._clock())
 
     def report(self, report: PressureReport) -> Heard:
-        """Takes in a replica's load. Returns the number of shards, and the demand refused because of the load."""
+        """Records a replica's load. Returns the number of shards, and the demand refused because of the load."""
         now = self._clock()
         self.shares.report(report, now)
         return Heard(self.shares.shards, self.shares.refused_per_s(report.backend, now))

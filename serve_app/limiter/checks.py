@@ -16,7 +16,7 @@ _MEAN_WEIGHT: Final = 0.2  # weight of the newest reply in the moving average: a
 
 
 class Offer(NamedTuple):
-    """The resources that a request may have."""
+    """The resources that a request may use."""
 
     hold: int  # nano-units to set aside
     max_tokens: int  # maximum output tokens
@@ -49,7 +49,8 @@ def check_limits(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Of
     budget = output_budget(free, ask.prompt_tokens, ask.max_tokens, ask.prompt_price, ask.output_price)
     tentative = budget < 1
     if tentative:
-        # An estimate must not refuse a request. One that seems too expensive holds all credit until it is counted.
+        # An estimate is no reason to refuse a request. A request that seems too expensive holds all credit until its
+        # prompt is counted.
         budget = ask.max_tokens
     hold = free if tentative else ask.prompt_tokens * ask.prompt_price + budget * ask.output_price
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Charge:
-    """The charge of one request on one bucket. Undoing it refunds exactly that, even if the limit has changed."""
+    """The charge of one request on one bucket. It keeps its cost for a refund, because the limit may change."""
 
     __slots__ = ("bucket", "cost_s", "drained_at", "units")
 
@@ -83,7 +83,7 @@ class Hold:
             self.share.recharge(now, tokens, self.key.account.contract)
 
     def uncharge(self, now: float) -> None:
-        """Refunds all charges that have not drained by themselves."""
+        """Refunds all charges, except for the parts that have already drained."""
         self.recharge_tokens(now, 0)
         for charge in self.requests:
             charge.recharge(now, 0)

@@ -57,7 +57,7 @@ MAX_ASKED = 50_000
 UNREAD_S = 3.0  # after a pause, time to read the renewals that wait, before any hold expires
 IDLE_S = 600.0  # keys and accounts without a request for this time are dropped; far above CALL_TIMEOUT_S
 MAX_FORGOTTEN = 2000  # keys and accounts to check in one round
-MAX_LOOKUPS = 4000  # keys looked up at a time; the gateway must repeat messages with further unknown keys
+MAX_LOOKUPS = 4000  # keys looked up at a time; the gateway must repeat messages with unknown keys beyond that
 KEYS_PER_QUERY = 1000
 FROM_NOW = 2**62  # above every version, so the answer has only the ledger's current version
 

@@ -14,8 +14,8 @@ from serve_app.contracts.limits import Contract
 
 _STEP_S: Final = 0.25  # minimum time between two moves of the level, however many replicas report
 _RATE_S: Final = 5.0  # time constant of a replica's measured rate, and the time with work before a rate is used
-_MAX_PRESSURE: Final = 2.0  # maximum excess of the pressure over its target that counts, in units of the target
-_ACCELERATION_S: Final = 5.0  # for each such time without pressure, the level rises faster by the initial speed
+_MAX_PRESSURE: Final = 2.0  # pressure counts up to this much above its target, in units of the target
+_ACCELERATION_S: Final = 5.0  # without pressure the level rises twice as fast after this time, 3 times after twice
 _ONSET: Final = 0.3  # when pressure begins, share of the capacity that an account of the default weight gets
 _QUIET: Final = 0.1  # a lower pressure counts as none
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
@@ -60,12 +60,12 @@ class Controller:
 
     The signal is `pressure`: the queueing delay in units of its target. 1 is the target. The level reacts in two ways,
     like the PIE queue (RFC 8033). The slow reaction is a base that grows or shrinks by `gain` per second and unit of
-    pressure. The immediate reaction is a factor of exp(`damping`) per unit, which ends with the queue. Without that
-    factor, base and queue would oscillate forever, because each is the sum over time of the other. Increase is limited
-    to one unit, decrease to two.
+    pressure. The immediate reaction is a factor of exp(`damping`) per unit, which disappears with the queue. Without
+    that factor, base and queue would oscillate forever, because each is the integral of the other. An increase is
+    limited to one unit, a decrease to two.
 
     The level depends only on reports and time. So limiter shards that get the same reports reach the same level without
-    communication. The difference of a shard that started later, or missed some reports, shrinks by a factor e in 100 s.
+    communication. If a shard started later or missed some reports, its difference shrinks by a factor of e every 100 s.
     The reason is that the base is also drawn towards the level at which one account of the default weight gets the
     whole capacity. (Additive increase has that effect, too, but its step would have to depend on the number of
     accounts.)
@@ -92,7 +92,7 @@ class Controller:
         self._replicas: dict[str, _Replica] = {}
 
     def report(self, report: PressureReport, now: float) -> None:
-        """Takes in one replica's report."""
+        """Records one replica's report."""
         if now - self.moved_at > self.tuning.silent_s:
             self.move(now)
         known = self._replicas.get(report.replica)
@@ -196,7 +196,7 @@ class _Replica:
 
     @property
     def capacity(self) -> float:
-        """Tokens per second that the replica can process; 0 until it was busy for long enough.
+        """Tokens per second that the replica can process; 0 until it has been busy for long enough.
 
         The rate of a single stream does not count, because a replica can do far more. Otherwise one long prompt would
         seem to delay all others for minutes.

@@ -16,7 +16,7 @@ from serve_app.limiter.shares import NoCapacity, OverShare
 def retry_after(wait_s: float, rng: Random) -> float:
     """Returns the wait with up to a tenth of jitter; 0 to 60 s.
 
-    The jitter prevents that clients which were refused together return together.
+    The jitter keeps clients that were refused together from returning together.
     """
     if wait_s >= MAX_RETRY_AFTER_S:
         return MAX_RETRY_AFTER_S * (1 - 0.1 * rng.random())

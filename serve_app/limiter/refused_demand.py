@@ -13,8 +13,8 @@ class RefusedDemand:
     """Counts each refused request once, however often it is retried, and each account at most up to its contract.
 
     A retry cannot be recognised with certainty. A request of the same account with the same prompt and output lengths
-    counts as a retry. Otherwise a client that retries would look like many clients. The limit per account prevents
-    that one account starts replicas only by repeating refused requests.
+    counts as a retry. Otherwise a client that retries would look like many clients. Because of the limit per account,
+    one account cannot start replicas just by repeating refused requests.
     """
 
     def __init__(self) -> None:

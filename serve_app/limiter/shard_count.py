@@ -1,9 +1,9 @@
 """Checks the number of limiter shards: with a different number, a gateway would ask a different limiter for an account.
 
 Each heartbeat carries the number of shards that its gateway is configured with. A gateway whose number differs from the
-limiter's must admit nothing. Such a gateway may have open requests, whose holds other limiters know. Until these have
-ended, no gateway may admit anything. So no balance is spent twice, even if the number is changed without stopping the
-service.
+limiter's must admit nothing. Such a gateway may have open requests, whose holds other limiters know. Until these
+requests have ended, no gateway may admit anything. So no balance is spent twice, even if the number is changed without
+stopping the service.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from serve_app.contracts.limits import Contract
 from serve_app.limiter.pressure import Controller, Tuning
 from serve_app.limiter.refused_demand import RefusedDemand
 
-# Part of the deadline that an expected wait may take. The real wait may be longer: an account that was served more than
+# Maximum expected wait, as a part of the deadline. The real wait may be longer: an account that was served more than
 # others waits for them, and a replica may be lost meanwhile.
 _MARGIN: Final = 1 / 3
 _MEAN_WEIGHT: Final = 0.02  # weight of the newest request in the mean tokens of a request
@@ -49,8 +49,8 @@ class Shares:
     has drained. So over any longer time it gets its rate, with small requests and with large ones. (Contracts use a
     window of a minute. With such a window, every account could send a minute's work when the pressure begins.)
 
-    `shards` is the number of limiters that divide the accounts. Each assumes that between two reports the others admit
-    as much as itself.
+    `shards` is the number of limiters that share the accounts. Each limiter assumes that between two reports the others
+    admit as much as it does.
     """
 
     def __init__(self, tuning: Tuning, default: Contract, shards: int = 1) -> None:
@@ -68,7 +68,7 @@ class Shares:
             backend.controller.default = default
 
     def report(self, report: PressureReport, now: float) -> None:
-        """Takes in a replica's report."""
+        """Records a replica's report."""
         backend = self.backends.get(report.backend)
         if backend is None:
             backend = self.backends[report.backend] = Backend(Controller(self._tuning, self._default, now))
@@ -122,16 +122,16 @@ class Shares:
     def count_refused(
         self, name: str, account_id: str, contract: Contract, size: tuple[int, int], tokens: int, now: float
     ) -> None:
-        """Adds a request that `check_share` refused to the demand. `size` is its prompt and its output budget."""
+        """Adds a request to the refused demand. `size` is its prompt and its output budget, in tokens."""
         self.backends[name].refused.add(account_id, size, tokens, contract.tpm / 60.0, now)
 
     def refused_per_s(self, name: str, now: float) -> float:
-        """Returns the tokens per second that the backend's load refused in the last seconds."""
+        """Returns the tokens per second refused in the last seconds because of the backend's load."""
         backend = self.backends.get(name)
         return backend.refused.rate(now) if backend is not None else 0.0
 
     def remove_work(self, name: str, account_id: str, tokens: int, since: float, now: float) -> None:
-        """Removes a request that was admitted at `since` and did not run from the pending work."""
+        """Subtracts from the pending work a request that was admitted at `since` and did not run."""
         if (backend := self.backends.get(name)) is not None:
             backend.remove_work(account_id, tokens, since, now)
 
@@ -158,7 +158,8 @@ class Shares:
         that may be used.
         """
         full = self._default.tpm / 60.0
-        left = {name: min(1.0, self.rate(name, self._default, now) / full) for name in self.backends}  # catches up
+        # First, because `rate` drops silent replicas, which then no longer count towards the pressure.
+        left = {name: min(1.0, self.rate(name, self._default, now) / full) for name in self.backends}
         return [(name, self.backends[name].controller.pressure, share) for name, share in sorted(left.items())]
 
     def _restricted(self, name: str, now: float) -> Backend | None:
@@ -234,7 +235,7 @@ class Backend:
         meter.granted = self.controller.granted_until(now)
 
     def drained(self, meter: _Meter, contract: Contract, now: float) -> float:
-        """Returns the meter's tokens at `now`. It has drained by all levels since it was read, not by the last one."""
+        """Returns the meter's tokens at `now`. The meter drains at the level of each moment, not at the last level."""
         by_contract = contract.tpm / 60.0 * max(0.0, now - meter.at)
         by_level = contract.weight * max(0.0, self.controller.granted_until(now) - meter.granted)
         return max(0.0, meter.used - min(by_contract, max(by_level, self.controller.tuning.floor * by_contract)))
@@ -255,7 +256,7 @@ class Backend:
         self._mean = mean + _MEAN_WEIGHT * (tokens - mean)
 
     def remove_work(self, account_id: str, tokens: int, since: float, now: float) -> None:
-        """Removes a request that was admitted at `since` from the pending work."""
+        """Subtracts from the pending work a request that was admitted at `since`."""
         self._turn_slot(now)
         if self._mean is not None:
             self._mean = max(0.0, self._mean - _MEAN_WEIGHT * tokens) / (1.0 - _MEAN_WEIGHT)

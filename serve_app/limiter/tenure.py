@@ -1,13 +1,14 @@
 """Ensures that one limiter at a time admits for a shard: the holder of the shard's lease in the ledger.
 
-Why two limiters never admit at the same moment. The holder counts its lease from the moment before it sent the
+Why two limiters never admit at the same moment: the holder counts its lease from just before it sent the
 successful renewal. It checks its clock at each admission, and this clock continues while the process is stopped. A
 successor waits for one of three things: the lease was released, the holder's process has ended, or the lease was seen
-unchanged for its whole length. The last is later on every clock. `accounting/limiter_leases.py` implements this side.
+unchanged for its whole length. The successor sees each renewal only after the holder sent it, so in the third case
+its wait ends only after the holder's lease has ended. `accounting/limiter_leases.py` implements the successor's side.
 
-Why a successor knows every open hold. A gateway uses no grant that arrives more than GRANT_TRUST_S after it sent the
-request. So GRANT_TRUST_S after a predecessor's end, its gateways know every grant that they will ever use. From its
-heartbeats a gateway sees that its limiter does not admit. It announces its holds to a new limiter of the same service,
+Why a successor knows every open hold: a gateway uses no grant that arrives more than GRANT_TRUST_S after it sent the
+request. So GRANT_TRUST_S after a predecessor's end, its gateways know every grant that they will ever use. A gateway
+learns from its heartbeats that its limiter does not admit. It announces its holds to a new limiter of the same service,
 and posts them in the ledger for a limiter of another service. The successor waits RECOVERY_S, which is longer, reads
 the posted holds and the ledger's changes, and only then admits. A settlement removes the posted hold of its request.
 The lease holder sees this with the next renewal, and frees the hold after it has read the balance that the settlement
@@ -136,7 +137,7 @@ class Tenure:
         self._service.admission.admits_until = -inf
 
     async def _learn(self, posted: tuple[OpenHold, ...]) -> None:
-        """Takes in posted holds, and frees those that are no longer posted."""
+        """Adds posted holds, and frees those that are no longer posted."""
         admission = self._service.admission
         gone = admission.take_posted([one for one in posted if shard_of(one.account_id, self._shards) == self.shard])
         if gone or not self._is_ready:

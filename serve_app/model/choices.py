@@ -12,7 +12,7 @@ from serve_app.contracts.generation import Event, Finished, Started
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 
-RETRY_S = 0.05  # a later choice is retried while the queue is full, because its call is already running
+RETRY_S = 0.05  # while the queue is full, a choice after the first is retried, because its call is already running
 
 Generate = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 Numbered = tuple[int, Event]
@@ -26,8 +26,8 @@ async def generate_choices(
     Choices are numbered in the order of the prompts, from 0. Closing the generator stops all choices.
 
     A prompt's first choice starts alone, and its other choices start when the first one has a token. By then, the whole
-    prompt is in the cache, and an error in the request has been raised. All other prompts start when the first prompt
-    has left the queue.
+    prompt is in the cache, and any error in the request would have been raised. All other prompts start when the first
+    prompt has left the queue.
     """
     events: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
     pumps: list[asyncio.Task[None]] = []
@@ -38,7 +38,7 @@ async def generate_choices(
 
     start(0)
     unfinished = len(prompts) * n
-    lone = set(range(len(prompts)))  # prompts of which only the first choice has started
+    lone = set(range(len(prompts)))  # prompts whose other choices have not started
     try:
         while unfinished:
             item = await events.get()

@@ -33,7 +33,7 @@ _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt for the engine. `sampling` is the call's, with additions for tools and reasoning."""
+    """A prompt for the engine. `sampling` has the call's parameters, with additions for tools and reasoning."""
 
     token_ids: list[int]
     sampling: SamplingParams
@@ -128,7 +128,7 @@ class Dialect:
     def prompts(self, call: GenerateCall) -> list[Prompt]:
         """Returns the prompts of a call: one for messages, or its raw prompts.
 
-        Raises as `prompt` does, and RequestRefused, a subclass of ValueError, for a raw prompt that cannot be encoded.
+        Raises the errors of `prompt`, and RequestRefused (a ValueError) for a raw prompt that cannot be encoded.
         """
         raw = call.raw
         if raw is None:

@@ -1,8 +1,8 @@
 """Settles replies whose gateway has died. The replica does this, or the process that adopts the replica's spool.
 
 A live gateway settles within milliseconds, and only the first settlement of a request id counts. This process therefore
-waits, asks the ledger which settlements are missing, and settles only those. The holds of a killed gateway outlive the
-delay, so the account cannot have spent the money in the meantime.
+waits, asks the ledger which settlements are missing, and settles only those. The holds of a killed gateway outlive
+this wait, so the account cannot have spent the money in the meantime.
 
 With a spool, no usage is lost if this process dies: a reply's usage is written to the spool before its last event is
 sent. It survives even the death of all processes at the same moment. The spool is flushed to disk twice a second. This
@@ -38,7 +38,7 @@ logger = logging.getLogger("ray.serve")
 TRIES = 360  # six minutes: accounting or its database may be restarting
 RETRY_S = 1.0
 TICK_S = 0.5  # between two flushes
-LATE_S = 0.5  # after a slower answer, the ledger counts as unavailable until then
+LATE_S = 0.5  # if an answer takes longer, the ledger counts as unavailable until it arrives
 ASK_TIMEOUT_S = 10.0
 DRAIN_S = 5.0  # after this, the remaining settlements stay in the spool
 MAX_WAIT_S = 900.0  # maximum wait for the gateways' spools after an outage
@@ -67,7 +67,7 @@ class _NotYet(Exception):
 
 
 class Orphans:
-    """The pending settlements. `settle` is AccountingPort's; `unsettled` returns the ids that the ledger lacks.
+    """The pending settlements. `settle` is AccountingPort's method; `unsettled` returns the ids that the ledger lacks.
 
     Without a spool, only interrupted streams are settled, from memory. `settled` is called with each settlement that
     the ledger did not have yet. `clock` returns Unix seconds. A settlement is due `delay_s` after the reply's end; the
@@ -117,7 +117,7 @@ class Orphans:
         settlement = _settlement(call, produced, started_at, self._clock())
         if self.spool is not None and self._keep(self.spool, settlement, call.settle_after_s):
             return
-        # In a separate context, because this call is being cancelled, and child calls in its context with it.
+        # In a separate context: this call is being cancelled, which also cancels the calls made in its context.
         task = asyncio.get_running_loop().create_task(
             self._settle_after(call.settle_after_s, settlement), context=contextvars.Context()
         )
@@ -135,7 +135,7 @@ class Orphans:
                 await self._replay(self.spool, self._is_due)
 
     async def drain(self) -> None:
-        """Settles the remaining replies. What the ledger has not accepted after DRAIN_S stays for another process."""
+        """Settles the remaining replies. After DRAIN_S, the rest stays in the spool for another process."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self.spool is None:

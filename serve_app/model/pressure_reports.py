@@ -18,8 +18,8 @@ TIMEOUT_S = 2.0  # a slower report is stale
 class PressureReporter:
     """Sends the reports of one replica. `limiter` returns the port of a shard by its index.
 
-    The first shard's answer has the number of shards. Each shard's answer has the demand that pressure refused to its
-    accounts.
+    The first shard's answer has the number of shards. Each shard's answer has the demand of its accounts that was
+    refused under pressure, in tokens per second.
     """
 
     def __init__(self, backend: str, replica: str, limiter: Callable[[int], Awaitable[LimiterPort]]) -> None:
@@ -32,7 +32,7 @@ class PressureReporter:
 
     @property
     def refused_tokens_per_s(self) -> float:
-        """The demand that pressure refused on this backend, summed over the last answers of all shards."""
+        """The demand on this backend that was refused under pressure: the sum of the last answers of all shards."""
         return sum(self._refused.values())
 
     def report_of(self, stats: EngineStats) -> PressureReport:

@@ -47,14 +47,14 @@ from serve_app.model.reply_trace import ReplyTrace
 from serve_app.model.tools.call_grammars import BadTool
 
 SHORT = 8192  # characters; shorter prompts are tokenized within milliseconds, so they do not take turns
-TOKENIZING_REST = 1.0  # pause after each job, relative to its duration: /tokenize is free, so half a core per account
+TOKENIZING_REST = 1.0  # pause after each job, relative to its duration: an account uses at most half a core for free
 
 
 class Replica:
     """One engine and the calls that run on it.
 
     `orphans` keeps the usage of replies until the ledger has it. By default, it keeps the usage in memory and calls
-    `settle`, which is AccountingPort's. `name` is the replica's name in logs. `spans` sends the replica's spans to a
+    `settle`, the method of AccountingPort. `name` is the replica's name in logs. `spans` sends the replica's spans to a
     trace collector. `clock` is the engine's, in seconds.
     """
 
@@ -114,12 +114,12 @@ class Replica:
             async with contextlib.aclosing(generated) as events:
                 async for choice, event in events:
                     if isinstance(event, Started):
-                        fingerprint = event.fingerprint or self._engine.fingerprint  # of its adapter, if it has one
+                        fingerprint = event.fingerprint or self._engine.fingerprint  # events only have an adapter's
                         event = changed(event, fingerprint=fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
                         phases.take(sent)
                         if isinstance(sent, Finished):
-                            # Before the event is sent, because the replica never learns whether the gateway has it.
+                            # Before the event is sent, because the replica never learns whether the gateway got it.
                             is_kept = self._orphans.write_ahead(call, sent, started_at, self._seen(call, phases))
                         yield sent
                     if reply.is_over:

@@ -134,7 +134,7 @@ class Reply:
         return replace(event, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
     def _echo(self, prompt: _Prompt, number: int, tokens: tuple[TokenLogprob, ...] = ()) -> ReplyParts:
-        """Returns the prompt with its first scored tokens; after that, only further tokens."""
+        """Returns the prompt with its first scored tokens. Later calls return only the next tokens."""
         echo, prompt.echo, self._has_echo = prompt.echo or PromptEcho(""), None, True
         return ReplyParts((echo,), self._completion_tokens(), tokens, number)
 

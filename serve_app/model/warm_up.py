@@ -1,4 +1,4 @@
-"""Generates a few replies before the first client's, so that the engine loads and compiles what replies need."""
+"""Generates a few replies before the first request, so that the engine loads and compiles what replies need."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ REPLIES: Final = {
 async def warm_up(engine: EnginePort, dialect: Dialect) -> None:
     """Generates short replies, unless their prompt is too long for the context.
 
-    Raises ModelError if the plain reply fails or the engine ends. The other replies may fail, because the engine may
-    not support their parameters.
+    Raises ModelError if the plain reply fails or the engine ends. Other replies are allowed to fail, because some
+    engines do not support their parameters.
     """
     call = GenerateCall(NAME, MESSAGES, REPLIES["plain"], 0, Bill(NAME, NAME, NAME, NAME, Price(0, 0, 0)))
     try:

@@ -30,8 +30,8 @@ class State:
 
     began_at: float  # nothing is known about the time before
     looked_at: float
-    active_at: float  # when there was last work
-    highs: tuple[tuple[float, float], ...] = ()  # highest needs within `down_after_s`: time, need; in falling order
+    active_at: float  # last time with work
+    highs: tuple[tuple[float, float], ...] = ()  # highest needs within `down_after_s`: (time, need), highest first
     demand: float | None = None  # in replicas, smoothed
     capacity: float = 0.0  # tokens per second of a full replica, last value
     slots: float = inf  # slots per replica, last value
@@ -52,7 +52,7 @@ class _Demand:
     """The total work, in replicas."""
 
     replicas: float
-    urgent: str  # why the rule acts before the demand proves lasting; empty if it can wait
+    urgent: str  # reason to act on the demand without smoothing; empty if there is none
     capacity: float  # see State
     slots: float
 

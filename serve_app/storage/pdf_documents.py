@@ -59,7 +59,7 @@ def invoice_number(payment: Movement) -> str:
 
 
 def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now: float) -> bytes:
-    """Returns the statement of a month. If the month is not over, the statement says until when it counts."""
+    """Returns the statement of a month. If the month is not over, the statement shows up to what time it counts."""
     month = statement.month
     is_over = now >= month.ends
     title = f"Statement of {time.strftime('%B %Y', time.gmtime(month.begins))}"
@@ -87,7 +87,7 @@ def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now:
     last = "Closing balance" if is_over else "Balance so far"
     summary = [(name, fixed_amount(nano, places)) for name, nano in [*sums, (last, statement.closing)]]
     page.rows("Summary", ("", head), (120, 50), summary, bold=last)
-    places = places_of([one.amount for one in statement.movements])  # of the exact amounts of a column
+    places = places_of([one.amount for one in statement.movements])  # enough for every amount in the column
     moves = [(_minute(one.created_at)[:-4], _what(one), amount(one.amount, places)) for one in statement.movements]
     if moves:
         page.rows("Payments and credits", ("Time (UTC)", "What", head), (38, 92, 40), moves)
@@ -234,7 +234,7 @@ class _Document(FPDF):
     def _filled(self, x: float, y: float, width: float, height: float, colour: tuple[int, int, int]) -> None:
         self.set_fill_color(*colour)
         self.rect(x, y, width, height, style="F", round_corners=True, corner_radius=height / 5)
-        self.set_fill_color(255)  # of the rows of tables
+        self.set_fill_color(255)  # restores the background of table rows
 
     def _badge(self, text: str) -> None:
         self._font(8.5)
@@ -292,7 +292,7 @@ class _Document(FPDF):
         self.set_text_color(_GREY if grey else 0)
 
     def _printable(self, text: str) -> str:
-        """Replaces letters that the built-in font does not have; its minus sign is the dash of the same width."""
+        """Replaces characters that the built-in font does not have. The minus sign becomes an en dash."""
         if self._family != "Helvetica":
             return text
         return text.replace(MINUS, "\N{EN DASH}").encode("windows-1252", "replace").decode("windows-1252")

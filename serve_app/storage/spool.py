@@ -1,4 +1,4 @@
-"""The spool: settlements on disk while the ledger's database is unavailable or may not have them yet.
+"""The spool: stores settlements on disk until the ledger has them, for example while its database is unavailable.
 
 Files are about a megabyte and locked while their process lives. The locks of a dead process are free, so another
 process can adopt its files. A line is a checksum and a settlement as JSON, so a line torn by a crash is recognised. A
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[Sequence[Settlement]], Sequence[Settled | SettlementRejected]]
 
 REPLAY_BATCH = 64
-MAX_BATCH_BYTES = 2 * 2**20  # lines of one batch, after its first: a message between machines has at most 8 MiB
+# Maximum size of a batch, unless its first line alone is longer. A message between machines has at most 8 MiB.
+MAX_BATCH_BYTES = 2 * 2**20
 SUFFIX = ".spool"
 ORPHANS = ".orphans"  # files of model replicas: settlements that apply only if no gateway settles the request
 FILE_BYTES = 2**20
@@ -79,7 +80,7 @@ class Spool:
 
     @property
     def oldest_at(self) -> float | None:
-        """Unix time at which the request of the longest-waiting settlement ended; None if none waits."""
+        """Unix time at which the request ended whose settlement has waited longest; None if none waits."""
         with self._lock:
             ends = [settlement.finished_at for file in self._files() if (settlement := file.first()) is not None]
         return min(ends, default=None)
@@ -107,7 +108,7 @@ class Spool:
                 size = reply_size(settlement)
                 if size and size > replies - reply_bytes:
                     logger.warning(
-                        "the spool has no room for the reply to %s: only its usage waits", settlement.request_id
+                        "the spool has no room for the reply to %s: only its usage is stored", settlement.request_id
                     )
                     settlement, size = replace(settlement, reply=None, response=None), 0
                 line = to_line(settlement)
@@ -173,7 +174,7 @@ class Spool:
         The adopted files count towards `max_bytes`.
         """
         adopted: list[Settlement] = []
-        with self._replaying:  # not the lock: other threads append while a large file is read
+        with self._replaying:  # without `_lock`, other threads can append while a large file is read
             with self._lock:
                 own = {file.path for file in self._files()}
             for path in sorted(set(self._folder.glob("*" + self._suffix)) - own):
@@ -254,6 +255,9 @@ class Spool:
 
 
 def measure(spool: Spool) -> tuple[int, int, float]:
-    """Returns metrics: waiting settlements, bytes, and seconds since the end of the request that has waited longest."""
+    """Returns the number of waiting settlements, their bytes, and the age of the oldest.
+
+    The age is the seconds since the request ended whose settlement has waited longest; 0 if none waits.
+    """
     waiting, oldest_at = spool.waiting, spool.oldest_at
     return waiting, spool.size, 0.0 if oldest_at is None else max(0.0, time.time() - oldest_at)

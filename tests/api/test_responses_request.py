@@ -221,7 +221,7 @@ IMAGE = {"type": "input_image", "image_url": "https://example.com/a.png"}
         ({"tools": [NAMESPACE | {"tools": [FUNCTION, FUNCTION]}]}, 422, "tools[0].tools[1].name", "must not repeat"),
         ({"tools": [FUNCTION] * 129}, 422, "tools", "at most 128"),
         ({"tool_choice": "always"}, 422, "tool_choice", "none, auto, required"),
-        ({"tool_choice": "required"}, 422, "tool_choice", "when tools are given"),
+        ({"tool_choice": "required"}, 422, "tool_choice", "'required' without tools"),
         ({"tool_choice": "required", "tools": [{"type": "mcp"}]}, 422, "tool_choice", "mcp"),
         ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, 422, "tool_choice.type", "web_"),
         ({"tool_choice": LOOK}, 422, "tool_choice.name", "look"),

@@ -53,7 +53,7 @@ def test_a_run_that_keeps_all_promises_reports_no_failure() -> None:
     assert found["goodput_of_capacity"] == pytest.approx(1.0)
     assert [one["off"] for one in found["accounts"]] == pytest.approx([0.0, 0.0])
     assert all(kept(found))
-    assert "fails" not in markdown({"times": 3.0, "capacity": 1000 / 60, "overload": found})
+    assert "**no**" not in markdown({"times": 3.0, "capacity": 1000 / 60, "overload": found})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_run_that_keeps_all_promises_reports_no_failure() -> None:
 )
 def test_a_promise_that_is_broken_shows(which: int, found: dict[str, Any]) -> None:
     assert [index for index, holds in enumerate(kept(found)) if not holds] == [which]
-    assert "**fails**" in markdown({"times": 3.0, "capacity": 1000 / 60, "overload": found})
+    assert "**no**" in markdown({"times": 3.0, "capacity": 1000 / 60, "overload": found})
 
 
 def exchanged(*pieces: bytes, problem: str | None = None) -> Sent:

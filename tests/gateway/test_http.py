@@ -238,15 +238,18 @@ async def test_errors_at_a_door_have_its_format(
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("/v1/v1/chat/completions", "use POST /v1/chat/completions. The base URL ends with the host or with one /v1"),
-        ("/chat/completions/chat/completions", "use POST /v1/chat/completions. The base URL ends with"),
+        (
+            "/v1/v1/chat/completions",
+            "use POST /v1/chat/completions. Check the base URL: it must end with the host, or with a single /v1",
+        ),
+        ("/chat/completions/chat/completions", "use POST /v1/chat/completions. Check the base URL: it must end with"),
         ("/chat/completions/", "use POST /v1/chat/completions."),
         (
             "/openai/v1/chat/completions",
-            "use POST /v1/chat/completions. The base URL ends with the host or with one /v1",
+            "use POST /v1/chat/completions. Check the base URL: it must end with the host, or with a single /v1",
         ),
         ("/v1/chat/completion", "use POST /v1/chat/completions."),
-        ("/v1/v1/models", "use GET /v1/models. The base URL ends with the host or with one /v1"),
+        ("/v1/v1/models", "use GET /v1/models. Check the base URL: it must end with the host, or with a single /v1"),
         ("/v1/nothing/like/it", ", ".join(f"POST /v1{door.path}" for door in DOORS) + ", GET /v1/models."),
         ("/", "POST /v1/chat/completions"),
         ("/v1/embeddings", "the models of this service only write text. Send this request to a service for embeddings"),

@@ -185,7 +185,7 @@ def test_it_follows_the_service_and_leaves_only_its_data(
         stop()
 
     second = observe("--port", free_port())
-    assert "another `make observe` runs" in second.communicate(timeout=120)[1]
+    assert "another `make observe` uses" in second.communicate(timeout=120)[1]
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 0
@@ -215,7 +215,7 @@ def test_what_is_missing_is_said_in_one_line(
         patched.setenv("PATH", str(tmp_path))
         assert "apt-get install prometheus" in refuses(stand_in.home, free_port())
     if shutil.which("prometheus"):
-        assert f"no service runs on the state folder {tmp_path}" in refuses(tmp_path, free_port())
+        assert f"no running service uses the state folder {tmp_path}" in refuses(tmp_path, free_port())
         (tmp_path / "sa-1" / "ray" / "session_latest" / "prom_metrics_service_discovery.json").unlink()
         assert "--no-dashboard" in refuses(stand_in.home, free_port())
 

@@ -84,7 +84,8 @@ def _request_metrics(module: Any) -> None:
 
 
 def _sinks(module: Any) -> None:
-    _replace(module, "log_line", module.log_line)  # `ended` calls `_count` and then the sinks
+    # Replaces a name by itself, to check that it exists: `ended` below repeats the gateway's `_count` and its sinks.
+    _replace(module, "log_line", module.log_line)
     count = module.Observer._count
 
     def ended(observer: Any, record: Any) -> None:
@@ -113,7 +114,9 @@ def is_switched_off() -> bool:
 _switch: dict[str, Any] = {"looked": 0.0, "off": False}
 
 SPEEDUPS: Final = {
-    "sockets": Speedup("local sockets beside Serve's calls", "deployments.direct_calls", _sockets),
+    "sockets": Speedup(
+        "sockets to limiter and accounting, instead of calls through Serve", "deployments.direct_calls", _sockets
+    ),
     "joined-asks": Speedup(
         "waiting messages to the limiter are sent in one call", "serve_app.gateway.limiter_client", _coalescer
     ),

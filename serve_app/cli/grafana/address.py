@@ -36,7 +36,7 @@ def parse_address(text: str, option: str = "--grafana") -> Address:
 
 
 def read_token(token: str | None, token_file: Path | None) -> str | None:
-    """Returns the token; a named file takes precedence over the environment."""
+    """Returns the token. `token_file` takes precedence over `token`, which may come from the environment."""
     if token_file is None:
         return token or None
     try:

@@ -1,4 +1,4 @@
-"""Builds the files for Grafana's file provisioning, and writes them without replacing files of others."""
+"""Builds the files for Grafana's file provisioning, and writes them without replacing anyone else's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from serve_app.cli.grafana.shipped import Json, data_source, with_source
 from serve_app.cli.output import CommandError
 
-MANIFEST = ".serve-app-files.json"  # lists the files that we wrote, with a digest of each
+MANIFEST = ".serve-app-files.json"  # lists the files that serve-app wrote, with a digest of each
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Written:
 def provisioning(
     boards: Sequence[Json], rules: str, *, folder: str, datasource: str, prometheus: str, seen_at: PurePosixPath
 ) -> dict[str, str]:
-    """Returns the files by path. `seen_at` is the path at which Grafana sees their folder."""
+    """Returns the files by path. `seen_at` is the path of their folder on Grafana's machine."""
     source = data_source(datasource, prometheus)
     selected = [with_source(board, source["uid"], datasource) for board in boards]
     provider = {
@@ -45,7 +45,7 @@ def provisioning(
 
 
 def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> list[Written]:
-    """Writes `files` to `folder`, and removes files that we wrote earlier and that are no longer among them.
+    """Writes `files` to `folder`, and removes files that serve-app wrote earlier and that are no longer needed.
 
     Raises CommandError, before it writes anything, if someone else wrote or changed one of the files. With `force`, it
     replaces such files.

@@ -39,7 +39,7 @@ def data_source(name: str, prometheus: str) -> Json:
 
 
 def with_source(board: Json, uid: str, name: str) -> Json:
-    """Returns the dashboard with our tag and with a data source selected."""
+    """Returns the dashboard with TAG as a tag and with this data source selected."""
     selected = {"text": name, "value": uid, "selected": True}
     variables = [
         {**variable, "current": selected} if variable["type"] == "datasource" else variable

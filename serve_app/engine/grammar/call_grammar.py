@@ -118,8 +118,9 @@ def _or_json(
         raise UnsupportedGrammar("with tools of this model, a JSON schema must be of type object")
     if "{" not in first:
         return [f"start: calls | {embed_other(other)}", *_calls(calls, embed, special)]
-    # Calls and other objects begin alike. The grammar distinguishes constant texts only by their beginnings, but keys
-    # of two JSON schemas also by their ends. So calls are written as JSON schemas too.
+    # Calls and other objects begin with the same text. The grammar can distinguish constant texts only by their
+    # beginnings, but it can distinguish the keys of two JSON schemas by their ends too. So calls are also written as
+    # JSON schemas.
     schemas = [["", json.dumps(_as_schema(alternative)), ""] for alternative in calls["alternatives"]]
     rules = _calls({**calls, "alternatives": schemas}, embed, special)
     return [f"start: calls | {embed_other(_no_call(other))}", *rules]
@@ -142,7 +143,7 @@ def _no_call(schema: Mapping[str, Any]) -> dict[str, Any]:
     properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
     for keys in _CALL_KEYS:
         if not any(key in properties for key in keys):
-            # Other keys must match a pattern. Without it, they may contain escapes and be decoded to a call's key.
+            # Other keys must match a pattern. Otherwise, a key with escapes could be decoded to a call's key.
             others = {} if more is False else {lark.none_of((*properties, *keys)): more}
             return {**schema, "patternProperties": others, "additionalProperties": False}
     raise UnsupportedGrammar("with tools of this model, a JSON schema can't have properties named like a call's")

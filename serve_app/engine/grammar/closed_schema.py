@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-# With one of these, an object's schema already says which other properties, or which objects, it allows.
+# With one of these keywords, an object's schema already says which other properties, or which objects, it allows.
 _DECIDES: Final = frozenset(
     {
         "additionalProperties", "const", "$dynamicRef", "dependentRequired", "dependentSchemas", "else", "enum", "if",

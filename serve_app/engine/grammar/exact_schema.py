@@ -72,7 +72,7 @@ def _with_exact_values(schema: Any) -> Any:
 
 
 def _move_bound(schema: dict[str, Any], exclusive: str, inclusive: str, sign: int) -> None:
-    """Replace an exclusive bound by an inclusive bound further inside, unless a stricter inclusive bound exists.
+    """Replace an exclusive bound with an inclusive bound further inside, unless a stricter inclusive bound exists.
 
     `sign` is the direction of "inside": 1 for a minimum, -1 for a maximum.
     """

@@ -54,7 +54,7 @@ def _rest(texts: list[str]) -> str:
     for text in texts:
         if text:
             by_first.setdefault(text[0], []).append(text[1:])
-    if not by_first:  # only the empty rest is excluded here
+    if not by_first:  # the only text to exclude is the empty one
         return "(?s:.+)"
     ways = [] if "" in texts else [""]
     ways.append(f"[^{''.join(map(regex, by_first))}](?s:.*)")

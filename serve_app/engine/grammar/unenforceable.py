@@ -20,7 +20,8 @@ _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 
-# Objections to parts that cannot be built. Other objections mean that no value fits the schema, or that it is invalid.
+# Parts of objections to schemas that cannot be built. Other objections mean that no value fits the schema, or that the
+# schema is invalid.
 _CANNOT_BUILD: Final = (
     "regex parse error",
     "lookarounds not supported",

@@ -79,7 +79,8 @@ def _quick_gguf() -> Iterator[None]:
 def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     """Convert a GGUF file into a folder of safetensors at `out_dir`, which appears only when it is complete.
 
-    Needs the model's size in float32 as memory and as disk space. Replaces an existing folder at `out_dir`.
+    Needs as much memory, and as much disk space, as the model's size in float32. Replaces an existing folder at
+    `out_dir`.
 
     Raises:
         ModelError: the file is missing, damaged, too large for memory or disk, or of an unknown architecture.

@@ -201,7 +201,7 @@ def _fits(demand: Demand, devices: Sequence[Device], kv: int) -> bool:
 
 
 def _layer_counts(demand: Demand, devices: Sequence[Device], kv: int) -> list[int] | None:
-    """The number of layers of each device, as even as the memory allows; None if there is too little memory."""
+    """The number of layers of each device, as evenly as the memory allows; None if there is too little memory."""
     around = demand.weights - demand.layers * demand.layer  # embedding, norm and head, on the first and last device
     share = demand.layer + kv / demand.layers
     room = []

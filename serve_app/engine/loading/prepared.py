@@ -27,7 +27,7 @@ INT8_FORMAT = "serve-app int8 weights, version 1"
 
 
 def cache_dir(setting: str | None = None) -> Path:
-    """The setting, else `cache` in SERVE_APP_HOME, else `serve-app` in the user's cache folder (XDG); may not exist."""
+    """The setting, else `cache` in SERVE_APP_HOME, else `serve-app` in the user's XDG cache folder. Creates nothing."""
     if setting is not None:
         return Path(setting).expanduser().absolute()
     if home := os.environ.get("SERVE_APP_HOME"):
@@ -97,7 +97,7 @@ def make_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def only_one(path: Path, say: Say, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the system drops it with the process, so no stale lock remains.
+    """Hold an exclusive lock on `path`. The system releases it when the process ends, so no stale lock remains.
 
     While another process or thread holds the lock, this sends one line about `what` to `say` and waits.
 

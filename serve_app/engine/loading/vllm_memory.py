@@ -1,8 +1,8 @@
 """Plans the memory of vLLM on GPUs before anything is downloaded or started.
 
 Weights, K and V are counted as vLLM divides them: each GPU of a tensor-parallel group holds its share of every layer.
-Activations, CUDA graphs and the context of CUDA are estimates. vLLM measures them when it starts and gives all memory
-that is left to K and V.
+Activations, CUDA graphs and the context of CUDA are estimates. vLLM measures them when it starts, and uses all
+remaining memory for K and V.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def changes(
     computes_fp8: bool,
     most_gpus: int = 8,
 ) -> list[Change]:
-    """The changes that each make the model fit, the smallest first. `budget` is per GPU, in bytes."""
+    """Changes, each of which is enough to make the model fit, the smallest first. `budget` is per GPU, in bytes."""
 
     def fits(weights: int, context: int = context, gpus: int = gpus) -> bool:
         demand = demand_of(name, config, weights, context=context, gpus=gpus, sequences=sequences, step=step)

@@ -245,9 +245,10 @@ def group_lengths(lengths: list[int]) -> list[list[int]]:
 
 
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attend the last T tokens of a sequence, (T, heads, size), over all of it, (length, K/V heads, size).
+    """Compute the attention of a sequence's last T tokens over all of its tokens.
 
-    Creates no mask if the device has a suitable kernel. The CPU has one only for T = length.
+    `query` is (T, heads, size); `key` and `value` are (length, K/V heads, size). Creates no mask if the device has a
+    suitable kernel. The CPU has one only for T = length.
     """
     q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
     if len(query) == len(key):

@@ -1,8 +1,8 @@
 """Supports contexts longer than the model was trained for; no request changes another request's frequencies.
 
 Transformers' `dynamic` rope depends on the longest sequence of a batch. Here every sequence has a length class. Up to
-the model's context it keeps the model's frequencies, bit for bit. Beyond that, it uses the dynamic-NTK base (bloc97,
-2023; `_compute_dynamic_ntk_parameters` in transformers) for its class's upper bound, with a factor of 1.
+the model's context, a sequence keeps the model's frequencies, bit for bit. A longer sequence uses the dynamic-NTK base
+(bloc97, 2023; `_compute_dynamic_ntk_parameters` in transformers) for its class's upper bound, with a factor of 1.
 
 On the bundled model, the perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2, and 10 %
 lower than with a factor of 4. On repetitive text at 14,000 tokens, the perplexity is 2, compared with 351 for the

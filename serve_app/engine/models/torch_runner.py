@@ -24,8 +24,8 @@ from serve_app.engine.scheduling.sequence import Chunk
 class TorchRunner:
     """A llama-like decoder with its KV cache; a `core.Runner`.
 
-    Every layer computes on the device of its weights, and activations follow. Activations have the type
-    `settings.compute_dtype`, and so have all weights except int8 matrices and the embedding.
+    Every layer computes on the device of its weights, and activations are moved there. Activations have the type
+    `settings.compute_dtype`, and so do all weights except int8 matrices and the embedding.
     """
 
     def __init__(self, weights: LlamaWeights, table: RopeTable, settings: EngineSettings) -> None:
@@ -135,7 +135,7 @@ def _linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 
 
 def _add_linear(x: torch.Tensor, y: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x` plus the product, computed as part of the product if no bias is added."""
+    """`x` plus a linear layer's output for `y`: one operation, unless there is a bias or the weight is int8."""
     if bias is None and not isinstance(weight, Int8Weight):
         return torch.addmm(x, y, weight.t())
     return x + _linear(y, weight, bias)

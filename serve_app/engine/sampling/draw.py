@@ -102,7 +102,7 @@ def _choose_rest(
     tokens: list[int],
     undrawn: list[bool],
 ) -> list[int]:
-    """Replaces the entry of `tokens` for each `undrawn` row that is not greedy by a drawn token. Returns `tokens`."""
+    """Replaces the entry of `tokens` with a drawn token for each `undrawn` row that is not greedy; returns `tokens`."""
     groups: dict[int, list[int]] = {}
     for row, (p, token) in enumerate(zip(params, tokens, strict=True)):
         if undrawn[row] and p.temperature > 0 and token >= 0:
@@ -162,7 +162,7 @@ def _top_k(
 def _weigh(
     blocks: torch.Tensor, peaks: torch.Tensor, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace logits by exp((logit - maximum) / temperature) in place; return these weights and those of the peaks.
+    """Replace logits with exp((logit - maximum) / temperature) in place; return these weights and those of the peaks.
 
     The most likely token has weight 1. Weights up to `MIN_WEIGHT` become 0.
     """

@@ -22,8 +22,9 @@ from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.fair_queue import FairQueue
 from serve_app.engine.scheduling.seen_prefixes import SeenPrefixes
 
-_MAX_PREFILLING = 8  # maximum number of tenants with prompts in the engine while these fill `steps_ahead` steps
-_OVERTAKEN = 8  # maximum tokens of later prompts that overtake a prompt, per prompt token of its tenant in the engine
+_MAX_PREFILLING = 8  # maximum number of tenants with prompts in the engine once the prompts fill `steps_ahead` steps
+# At most this many tokens of later prompts overtake a prompt, for each prompt token that its tenant has in the engine.
+_OVERTAKEN = 8
 
 
 @dataclass(eq=False, slots=True)

@@ -65,7 +65,7 @@ class FairQueue(Generic[Entry]):
         """Add a new entry behind its tenant's other entries."""
         tenant = entry.request.tenant
         if tenant not in self._queues:
-            # If no tenant waits, the tenant that left last stands for the running tenants.
+            # If no tenant waits, the counter of the tenant that left the queue last is used instead.
             waiting = self._queues or (self._last_to_leave,)
             floor = min(self._service(other).counter for other in waiting)
             service = self._service(tenant)
@@ -145,7 +145,8 @@ class FairQueue(Generic[Entry]):
         return (len(own) if own else 0) < places // (len(self._queues) + (own is None))
 
     def _turn(self, head: Entry) -> tuple[float, int, int]:
-        # Ties go to the tenant whose last turn is oldest. So a returning tenant precedes the tenant with its counter.
+        # Ties go to the tenant whose last turn is oldest. So a returning tenant, whose counter was raised to that of
+        # another tenant, precedes this tenant.
         service = self._service(head.request.tenant)
         return service.counter, service.last_admission, head.arrival
 

@@ -26,8 +26,9 @@ class PairIndex:
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
-        self._latest: dict[int, int] = {}  # pair → its latest end
-        self._before = array("i", [-1] if tokens else [])  # end of a pair → its end before that
+        self._latest: dict[int, int] = {}  # pair → index at which it last ended
+        # Index at which a pair ends → index at which it ended before; -1: never.
+        self._before = array("i", [-1] if tokens else [])
 
     def continuation(self, count: int) -> tuple[int, ...]:
         """The `count` tokens after the longest earlier occurrence of the last tokens; empty if there is none.

@@ -9,7 +9,7 @@ _REMEASURE = 64  # steps with prompt tokens after which the cost of a step witho
 _NEAR = 1.5  # a cost measured for N rows is valid from N / this to N * this rows
 _FIRST_TRY = 64  # prompt tokens, while their cost is unknown
 _IDLE_S = 0.02  # target duration of a step without streams; a prompt that arrives during the step waits at most this
-_IDLE_STEPS = 1.5  # minimum of this target, in decoding steps of one stream; shorter steps hardly compute prompts
+_IDLE_STEPS = 1.5  # lower bound of that target, in decoding steps of one stream: shorter steps hardly compute prompts
 _MAX_OWED = 32.0  # maximum number of steps without prompt tokens after a step with them
 
 

@@ -163,8 +163,8 @@ class Scheduler:
         rejected draft tokens will be overwritten, and blocks that only they use are released.
 
         Other sequences find a prompt's blocks only after its first token. Until then, the client can cancel the request
-        free of charge, and other requests would be billed the cached price for tokens that no account has paid for. The
-        same applies if the step fails the request, which is then not `billed`.
+        free of charge. Other requests would then pay only the cached price for tokens that no account has paid for. The
+        same applies if the step fails the request: it is then not `billed`.
         """
         sequence = chunk.sequence
         sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
@@ -282,10 +282,10 @@ class Scheduler:
         """The sequences to preempt for a waiting sequence: empty if it already fits, None if it has to wait.
 
         A tenant without a running sequence may claim room from tenants that hold more than an even share of slots or
-        blocks and were served no less. Otherwise one tenant's long replies could hold all slots for minutes. The
-        youngest sequences of the most served tenant yield first, but never a tenant's last one. A claim covers one slot
-        and at most an even share of the blocks, and a sequence yields at most once. So these preemptions never
-        outnumber the requests.
+        blocks and have received at least as much service. Otherwise one tenant's long replies could hold all slots for
+        minutes. The youngest sequences of the most served tenant yield first, but never a tenant's last one. A claim
+        covers one slot and at most an even share of the blocks, and a sequence yields at most once. So these
+        preemptions never outnumber the requests.
         """
         leaving: list[TokenSequence] = []
         tenant = claimant.request.tenant

@@ -19,7 +19,7 @@ class SeenPrefixes:
         self._blocks: OrderedDict[int, None] = OrderedDict()  # hashes of a block and all before it, by last use
 
     def count_seen(self, owner: Hashable, tokens: tuple[int, ...]) -> int:
-        """The number of first tokens that an earlier prompt of `owner` also had; at most all tokens but the last.
+        """The number of tokens at the start of the prompt that an earlier prompt of `owner` also had; never all tokens.
 
         Remembers this prompt for later calls.
         """

@@ -123,7 +123,7 @@ class StepPlan:
 
     chunks: tuple[Chunk, ...]
     started: tuple[TokenSequence, ...]  # sequences that left the queue for the first time
-    to_clear: tuple[int, ...] = ()  # KV blocks that may hold NaN; cleared before the step, since masks multiply by 0
+    to_clear: tuple[int, ...] = ()  # KV blocks to clear before the step: they may hold NaN, which masks do not remove
 
     @property
     def num_tokens(self) -> int:

@@ -38,7 +38,7 @@ class ByteLevelDecoder:
         return self._utf8.decode(self._vocabulary.token_bytes(token))
 
     def show(self, token: int) -> str:
-        """The name of this special token, after the held text: U+FFFD if a character is unfinished."""
+        """The text to release for a special token: U+FFFD if a character is unfinished, then the token's name."""
         return self._utf8.decode(b"", final=True) + self._vocabulary.name(token)
 
     def flush(self) -> str:

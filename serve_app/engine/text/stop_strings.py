@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Releases text up to the first stop string, or with it, and holds back text that may be the start of one.
+    """Releases text up to the first stop string, and holds back text that may be the start of one.
+
+    With `keeps_stop`, it also releases the stop string.
 
     The first stop string is the string that completes first; if several complete with the same character, the longest.
     So the result does not depend on how the text is divided into pushes.
@@ -54,8 +56,8 @@ class StopFinder:
 class _Match:
     """Tracks the longest prefix of one stop string that the text ends with; `length` is its length.
 
-    `_borders[n]` is the length of the longest proper prefix of the first n characters that is also their suffix. It
-    grows with the longest match, so a stop string of a megabyte costs nothing while the text does not match.
+    `_borders[n]` is the length of the longest proper prefix of the first n characters that is also their suffix. The
+    list grows with the longest match, so a stop string of a megabyte costs nothing while the text does not match.
     """
 
     __slots__ = ("_borders", "length", "stop")
@@ -66,7 +68,7 @@ class _Match:
         self._borders = [0, 0]
 
     def push(self, character: str) -> bool:
-        """Whether this character completes the string, which must then be the last push."""
+        """Whether this character completes the string. If it does, this must be the last push."""
         self.length = self._longer(self.length, character)
         if self.length == len(self.stop):
             return True

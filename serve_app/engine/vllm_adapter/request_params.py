@@ -13,7 +13,7 @@ _MIN_BIAS = -100.0  # this bias is a ban
 _MAX_BIASES = 1024  # a request with more ends vLLM's process on a GPU
 _MIN_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and logs a warning for each request
 _MIN_TOP_P = 1e-6  # keeps only the most likely token; smaller values would become 0 in vLLM's float32
-_SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
+_SEEDS = 2**63 - 1  # mask that keeps seeds from being negative: -1 would mean "no seed" to vLLM
 _GRAMMAR_WORDS = re.compile(r"structured|grammar|guidance|schema|regex", re.IGNORECASE)
 
 
@@ -67,7 +67,7 @@ def keywords(
 
 
 def grammar_text(lark: str) -> str:
-    """The Lark text for vLLM, with an option that allows text that the grammar forces to be spelled in any tokens.
+    """The Lark text for vLLM, with an option that permits any tokens that spell the text that the grammar forces.
 
     By default, vLLM allows only the tokens in which the model's tokenizer encodes the text. If the text contains a
     special token's name, those tokens do not spell it, and the reply fails.

@@ -66,7 +66,7 @@ class _Live:
     params: VllmSampling
     text: ReplyText
     said_text: str
-    grammar: GrammarState | None  # our grammar state, which shows whether vLLM's has ended within a reply
+    grammar: GrammarState | None  # our own state: vLLM reports a reply whose grammar has failed as complete
     sink: LoopSink
     adapter: Adapter | None
     deadline: asyncio.TimerHandle | None = None
@@ -199,7 +199,7 @@ class VllmEngine:
     def stats(self) -> EngineStats:
         counts, blocks = self._counts, self._limits.kv_blocks
         running = self._gate.running
-        # vLLM reports only after steps, so its report from before the last request left is stale.
+        # vLLM reports only after steps, so once no request runs, its last report is stale.
         used = round(counts.kv_usage * blocks) if running else 0
         return EngineStats(
             running=running,
@@ -377,7 +377,7 @@ class VllmEngine:
         return reason
 
     def _emit_scores(self, live: _Live, by_position: Sequence[Any]) -> bool:
-        """Send the prompt's log-probabilities, which vLLM reports with the first token. Returns False without them."""
+        """Send the prompt's log-probabilities, which come with vLLM's first token. Returns False if any are missing."""
         prompt, count = live.request.prompt_token_ids, live.params.prompt_logprobs or 0
         if len(by_position) != len(prompt):
             found = f"{len(by_position)} log-probabilities for {len(prompt)} tokens of a prompt"

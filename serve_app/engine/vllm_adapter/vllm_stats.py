@@ -52,7 +52,7 @@ class StepCounts(StatLoggerBase):
 def own_metrics() -> Iterator[Sample]:
     """Yields vLLM's metrics, which it counts in this process with Prometheus' client.
 
-    The series of a histogram become gauges. Metrics that only have configuration as labels are left out.
+    The series of a histogram become gauges. Metrics whose labels only hold configuration are left out.
     """
     for family in REGISTRY.collect():
         if not family.name.startswith("vllm:") or family.name.endswith("_info"):

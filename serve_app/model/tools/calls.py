@@ -67,7 +67,10 @@ class CallReader:
         self._source.take_held()
 
     def read_arguments(self, name: str) -> Steps[bool]:
-        """Reads the arguments of a call of `name`, which begin here. If it is no call, holds all and returns False."""
+        """Reads the arguments of a call of `name`, which begin here. If there is no call, keeps the text held.
+
+        Returns whether there is a call.
+        """
         if not _is_name(name):
             return False
         if (yield from self._source.next_char()) != "{":
@@ -80,11 +83,11 @@ class CallReader:
         return True
 
     def read_object(self, marked: bool = True) -> Steps[bool]:
-        """Reads a call in the form of a JSON object, which begins here. If it is no call, holds all and returns False.
+        """Reads a call in the form of a JSON object, which begins here. If there is no call, keeps the text held.
 
-        Without `marked`, the object must name an offered function and have only keys of `_KEYS`. An object that becomes
-        invalid after its arguments still counts as a call. The text after the arguments is then held. It is plain text,
-        unless it belongs to the format's syntax.
+        Returns whether there is a call. Without `marked`, the object must name an offered function and have only keys
+        of `_KEYS`. An object that becomes invalid after its arguments still counts as a call. The text after the
+        arguments is then held. It is plain text, unless it belongs to the format's syntax.
         """
         name: str | None = None
         early: str | None = None  # arguments that came before the name

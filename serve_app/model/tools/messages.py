@@ -1,6 +1,6 @@
 """Puts tools, earlier calls and their results into messages, as a chat template reads them or as plain text.
 
-Messages are the API's: dicts with `role`, `content` and, if they apply, `tool_calls` (with arguments as JSON in a
+Messages have the API's form: dicts with `role`, `content` and, if they apply, `tool_calls` (with arguments as JSON in a
 string), `tool_call_id` and `name`. The functions do not modify what they receive.
 """
 

@@ -3,7 +3,7 @@
 A reply consists of optional reasoning, if the model has markers for it, followed by text and calls. Without reasoning
 and calls, the text parts joined together are exactly the reply. White space around calls is dropped, like their
 markers. Every other character is in exactly one text part or in the arguments of a call. A call that becomes invalid
-before its name and the beginning of its arguments are known is returned as text. The parser raises for no reply.
+before its name and the beginning of its arguments are known is returned as text. The parser never raises an exception.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _sqlite_triggers() -> None:
         op.execute(f"CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table} {refuse.format(table)}")
     for table, kept in NOT_ARCHIVED.items():
         op.execute(f"CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table} WHEN {kept} {refuse.format(table)}")
-    # A number is never used twice, even after an archive has removed the row with the highest one.
+    # A number is never used twice, even after an archive has removed the row with the highest number.
     op.execute(
         "CREATE TRIGGER usage_number AFTER INSERT ON usage WHEN NEW.entry_id IS NULL AND NEW.number IS NULL BEGIN "
         "UPDATE usage SET number = 1 + max((SELECT coalesce(max(number), 0) FROM usage), "

@@ -26,8 +26,8 @@ _HUGE_PAGE = 2 * 2**20  # bytes
 # Lighter steps wait for memory rather than for processors, so half of the threads are as fast. With fewer threads, it
 # is also less likely that a barrier waits for a thread whose processor the rest of the service uses.
 _HEAVY_WORK = 40_000
-_PROMPT_TOKEN_WORK = 1_500  # matrix products of a prompt token; those of few decoding tokens take no extra time
-_READING_WORK = 4  # reading one token's keys and values takes as long as this number of tokens that attend to it
+_PROMPT_TOKEN_WORK = 1_500  # for the matrix products of a prompt token; those of few decoding tokens take no extra time
+_READING_WORK = 4  # for reading the keys and values of one token, which takes as long as this number of pairs
 
 
 def why_not(weights: LlamaWeights) -> str | None:
@@ -213,7 +213,7 @@ class NativeRunner:
         return total
 
     def _interleave(self, gate_up: torch.Tensor | Int8Weight) -> Int8Weight:
-        """Alternate panels of gates and the matching ups, so that both are in one tile of the product."""
+        """Interleave panels of gates with the matching panels of ups, so that both are in one tile of the product."""
         assert isinstance(gate_up, Int8Weight)
         lanes = self._library.native_lanes()
         inner = gate_up.shape[0] // 2

@@ -84,7 +84,7 @@ V3 = ToolFormat(
     also_begins=(CALL_BEGIN,),
     reads_tools=False,
     # The templates concatenate the arguments with other text, and R1's prints calls only if the content is null. Calls
-    # of earlier turns are therefore written out here, which gives the model the same text.
+    # of earlier turns are therefore inserted as text, which gives the model the same prompt.
     reads_calls=False,
 )
 V31 = replace(
