@@ -77,10 +77,8 @@ async def _minutes(admin: AdminServices, given: Mapping[str, Any], _: Audit | No
     now = admin.now()
     begins = max(now - HOUR_S, min(given["since"], now - LATEST_S))
     found = await _recent(admin, (b'"event":"request"',), begins, now, MAX_COUNTED)
-    is_complete = found["is_complete"] and len(found["lines"]) < MAX_COUNTED
-    return await asyncio.get_running_loop().run_in_executor(
-        _SEARCHING, count, found["lines"], begins if is_complete else None, now
-    )
+    begins = min(now, max(begins, found["known_since"]))
+    return await asyncio.get_running_loop().run_in_executor(_SEARCHING, count, found["lines"], begins, now)
 
 
 async def _recent(
@@ -94,7 +92,7 @@ async def _recent(
             )
     except TimeoutError:
         raise errors.overloaded("other searches are under way: try again", retry_after_s=5) from None
-    return {"lines": found.lines, "is_complete": found.is_complete}
+    return {"lines": found.lines, "is_complete": found.is_complete, "known_since": found.known_since}
 
 
 def compare(lines: Iterable[Line]) -> list[dict[str, Any]]:
@@ -124,9 +122,8 @@ def _summary(lines: list[Line]) -> dict[str, Any]:
     }
 
 
-def count(lines: list[Line], begins: float | None, ends: float) -> dict[str, Any]:
-    """Counts requests, given oldest first, that arrived between two times. Default of `begins`: the first request."""
-    begins = _at(lines[0]) if begins is None and lines else begins or ends
+def count(lines: list[Line], begins: float, ends: float) -> dict[str, Any]:
+    """Counts the requests that arrived between two times."""
     since = max(begins, ends - LATEST_S)
     latest = summarize(line for line in lines if _at(line) >= since)
     return {"minutes": by_minute(lines, begins, ends), "latest": latest | {"seconds": ends - since}}

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
+from serve_app.console.date_range import day_named
 from serve_app.console.key_names import is_playground
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
@@ -90,9 +91,8 @@ async def show_key(visit: Visit) -> Response:
     run, now = visit.console.books.run, visit.console.now()
     days = [period_at("day", now - back * DAY_S).name for back in range(CHART_DAYS - 1, -1, -1)]
     rows = await run(commands.SumUsage(key.account_id, key_id=key.key_id, day_from=days[0], group_by=("day",)))
-    latest = await run(
-        commands.SearchRequests(key.account_id, now - CHART_DAYS * DAY_S, key_ids=(key.key_id,), limit=1)
-    )
+    last_day = max((row.day or "" for row in rows), default="")
+    used_at = await _last_use(visit, key, last_day) if last_day else None
     return visit.page(
         "key.html",
         key=key,
@@ -101,7 +101,8 @@ async def show_key(visit: Visit) -> Response:
         limits=LIMIT_LABELS,
         overlaps=OVERLAPS,
         maker=(await _makers(visit, key.account_id)).get(key.key_id),
-        used_at=latest.rows[0].finished_at if latest.rows else None,
+        used_at=used_at,
+        used_on=last_day,
         days=days,
         usage=(usage := {row.day: row for row in rows}),
         spend_values=[usage[day].charged / NANO_PER_UNIT if day in usage else 0.0 for day in days],
@@ -144,6 +145,14 @@ async def _makers(visit: Visit, account_id: str) -> dict[str, str]:
     members, _ = await visit.console.books.run(ListPeople(account_id))
     names = {person.email: person.name or person.email for person in members}
     return {key_id: names[maker] for key_id, maker in makers.items() if maker in names}
+
+
+async def _last_use(visit: Visit, key: KeySnapshot, day: str) -> float | None:
+    """Returns when the key was last used on its last day; None if the account has sent too many requests since."""
+    on = day_named(day)
+    search = commands.SearchRequests(key.account_id, on.begins, on.ends, key_ids=(key.key_id,), limit=1)
+    found = (await visit.console.books.run(search)).rows
+    return found[0].finished_at if found else None
 
 
 async def _key(visit: Visit) -> KeySnapshot:

@@ -152,7 +152,7 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
         span = _SPAN.search(found[0])
         name = names[place] if span is None and 0 < place < len(names) else ""  # the first cell is the row's title
         unit = _AMOUNT.search(name)
-        more = (f' data-lead="{unit[0][1:-1]}"' if unit else " data-lead") if name and place == lead else ""
+        more = (f' data-lead="{escape(unit[0][1:-1])}"' if unit else " data-lead") if name and place == lead else ""
         place += 1 if span is None else int(span[1])
         return f'<{found[1]} data-label="{escape(name)}"{more}{found[2]}>' if name else found[0]
 

@@ -164,7 +164,6 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         failed=failed,
         problem="" if error is None else str(error),
         form=visit.form,
-        clock=_clock(now),
         section="/operator/accounts",
     )
 
@@ -199,7 +198,6 @@ async def errors(visit: Visit) -> Response:
         key_names=_key_names(keys, (await run(ListPeople(wanted)))[0]),
         at=typed,
         code=code,
-        clock=_clock(now),
         begins=begins,
         ends=ends,
         problem=problem,
@@ -296,10 +294,6 @@ def _by_hour(errors: Sequence[Mapping[str, Any]], begins: float, ends: float) ->
         "type": "bar",
         "stacked": True,
     }
-
-
-def _clock(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
 async def set_limits(visit: Visit) -> Response:

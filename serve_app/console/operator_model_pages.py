@@ -79,8 +79,9 @@ def comparison(shown: Mapping[str, Any], compared: Mapping[str, Any] | None) -> 
             row["is_enough"] = min(figures["requests"], stable["requests"]) >= ENOUGH
             row["stable_rate"] = stable["failed"] / stable["requests"] if stable["requests"] else None
             row["fails_more"] = row["is_enough"] and _fails_more(figures, stable)
+        if not rows:
+            stable = figures
         rows.append(row)
-        stable = stable or figures
     return rows
 
 

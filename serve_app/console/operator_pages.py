@@ -21,6 +21,7 @@ from serve_app.contracts.units import HOUR_S
 
 PAGE: Final = 100
 DECIDED: Final = 20
+CREDITS_READ: Final = 1000  # audit records of credits and payments, among which the latest credits are found
 READ: Final = "read_"  # prefix of the actions that change nothing
 #: How long a notice is shown, by the form's value.
 SPANS: Final = {"4": "4 hours", "24": "1 day", "168": "7 days", "": "Until it is ended"}
@@ -31,7 +32,7 @@ async def pending(visit: Visit) -> Response:
     run = visit.console.books.run
     found = await run(operators.ListPendingCredits())
     decided = await run(operators.ListPendingCredits(decided=True, limit=DECIDED))
-    credited = await run(commands.ListAudit(limit=PAGE, action="credit"))
+    credited = await run(commands.ListAudit(limit=CREDITS_READ, action="credit"))
     booked = [one for one in map(_credit, credited) if one is not None][:DECIDED]
     ids = [one.account_id for one in (*found, *decided)] + [one["account_id"] for one in booked]
     return visit.page(

@@ -13,11 +13,11 @@ from urllib.parse import quote, unquote
 from fastapi.responses import Response
 
 from serve_app.console.billing_pages import forecast_of
+from serve_app.console.date_range import preset
 from serve_app.console.web import Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import Outcome, UsageRecord, UsageRow
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.notices import ListAlerts
@@ -78,7 +78,7 @@ async def overview(visit: Visit) -> Response:
         limits=_limits(account.limits, status, latest, now, since),
         pressed=() if status is None else status.pressed,
         latest=latest[:LATEST],
-        quality=await _quality(visit, account_id, latest),
+        quality=_quality(latest, now, since),
         key_names=keys,
         steps=await _steps(visit, account_id, bool(keys), bool(latest)),
     )
@@ -134,25 +134,17 @@ async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], flo
     return list(page.rows), page.rows[-1].finished_at if page.next is not None and page.rows else 0.0
 
 
-async def _quality(visit: Visit, account_id: str, latest: Sequence[UsageRecord]) -> dict[str, float] | None:
-    """Returns the last day's numbers of requests and of failed ones, and the median and 95th percentile of the seconds.
+def _quality(latest: Sequence[UsageRecord], now: float, since: float) -> dict[str, float]:
+    """Returns how many requests ended in the last day, how many failed, and median and p95 of the others in seconds.
 
-    Durations are those of `sample` requests that did not fail: of the latest ones, if the day had many.
+    If not all requests of the day are known (`is_day` is 0), the figures are those of the latest ones.
     """
-    now = visit.console.now()
-    try:
-        rows = await visit.console.books.run(commands.SumRequests(account_id, now - DAY_S, now + 1, "outcome", "day"))
-    except InvalidValue:  # too many to count
-        return None
-    found = {"of": float(sum(row.requests for row in rows)), "failed": float(sum(row.failed for row in rows))}
-    seconds = sorted(
-        row.finished_at - row.started_at
-        for row in latest
-        if row.finished_at >= now - DAY_S and row.outcome is not Outcome.FAILED
-    )
+    begins = preset("24h", now).begins  # as the list of requests and the figures of 24 hours count
+    rows = [row for row in latest if row.finished_at >= begins]
+    seconds = sorted(row.finished_at - row.started_at for row in rows if row.outcome is not Outcome.FAILED)
+    found = {"of": float(len(rows)), "failed": float(len(rows) - len(seconds)), "is_day": float(since <= begins)}
     if seconds:
-        median, p95 = seconds[len(seconds) // 2], seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]
-        found |= {"median": median, "p95": p95, "sample": float(len(seconds))}
+        found |= {"median": seconds[len(seconds) // 2], "p95": seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]}
     return found
 
 

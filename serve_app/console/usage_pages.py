@@ -16,6 +16,7 @@ from serve_app.contracts import commands
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.money import summing_places
 from serve_app.contracts.periods import Period, month_named
+from serve_app.contracts.units import DAY_S, HOUR_S
 from serve_app.storage.exports import Csv
 
 _UNITS: Final = {"requests": "requests", "errors": "requests", "latency": "seconds"}
@@ -101,13 +102,14 @@ def named_month(visit: Visit, name: str) -> Period:
 
 def _chart(found: Report, currency: str, now: float) -> dict[str, Any]:
     moments, by_hour = found.when.moments, found.when.unit == "hour"
+    last_begins = found.when.ends - (HOUR_S if by_hour else DAY_S)
     return {
         "labels": [_hour(one) for one in moments] if by_hour else moments,
         "series": [{"name": name, "values": values} for name, values in found.series],
         "type": "line" if found.measure == "latency" else "bar",
         "stacked": found.measure != "latency",
         "failed": found.measure == "errors",
-        "so_far": found.measure != "latency" and found.when.begins <= now < found.when.ends,
+        "so_far": found.measure != "latency" and last_begins <= now < found.when.ends,
         "unit": currency if found.measure == "cost" else _UNITS.get(found.measure, "tokens"),
     }
 

@@ -124,10 +124,14 @@ class _File(RotatingFileHandler):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Log lines, oldest first. If not `is_complete`, the search ended before it had read all files."""
+    """Log lines, oldest first. If not `is_complete`, the search ended before it had read all files.
+
+    All requests that arrived from `known_since` on (Unix time) have been read, if the search was by time.
+    """
 
     lines: list[Line]
     is_complete: bool = True
+    known_since: float = 0.0
 
 
 def find_lines(
@@ -190,7 +194,7 @@ def recent_lines(
     """
     paths = [path for at, path in _with_times(folder, pattern) if at >= since]
     begins, ends = (utc_text(at, "milliseconds") for at in (since, until))
-    found, is_complete = list[Line](), True
+    found, is_complete, known_since = list[Line](), True, since
     for path in paths:
         left, some = most_bytes // len(paths), list[Line]()
         for block in _blocks_before(path, ends):
@@ -200,14 +204,27 @@ def recent_lines(
                 line = _parsed(raw)
                 if line is not None and begins <= str(line.get("time", "")) <= ends:
                     some.append(line)
-            if len(some) >= most or _is_before(block, begins):
+            if len(some) >= most:
+                known_since = max(known_since, _end_of(some[most - 1]))
+                break
+            if _is_before(block, begins):
                 break
             if left <= 0:
-                is_complete = False
+                is_complete, known_since = False, max(known_since, _end_of(_parsed(block.partition(b"\n")[0]) or {}))
                 break
         found += some[:most]
     found.sort(key=lambda line: str(line["time"]))
-    return Found(found[-most:], is_complete)
+    if len(found) > most:
+        known_since = max(known_since, _end_of({"time": found[-most]["time"]}))
+    return Found(found[-most:], is_complete, known_since)
+
+
+def _end_of(line: Line) -> float:
+    """Returns when a line was written, about: the end of its request, which the lines of a file are in the order of."""
+    try:
+        return datetime.fromisoformat(line["time"]).timestamp() + (line.get("total_ms") or 0.0) / 1000
+    except (ValueError, TypeError, KeyError):
+        return 0.0
 
 
 def _blocks_before(path: Path, ends: str) -> Iterator[bytes]:

@@ -62,6 +62,13 @@ def test_a_keys_page_has_its_maker_its_spend_and_its_last_use(house: House) -> N
     assert "Last used 3 minutes ago" in words(page)
     assert f'href="/console/accounts/{house.account_id}/requests?key={key.key_id}&amp;range=30d"' in page
     assert [f'action="{path}/{key.key_id}/{act}"' in page for act in ("rotate", "revoke")] == [True, True]
+    old = f"{path}/{by_operator.key_id}"
+    assert 'datetime="2026-05-29T12:00:00Z"' in browser.get(old).text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve_app.accounting.usage.MAX_SEARCHED", 1)
+        later = settlement("r3", house.account_id, key.key_id, finished_at=NOON - 3 * 86400 + 60)
+        house.ledger.settle([later])
+        assert "Last used 29 May 2026" in words(browser.get(old).text), "the day, if the search ends before its time"
 
 
 def test_a_key_of_another_account_is_not_revoked(house: House) -> None:

@@ -64,6 +64,9 @@ def test_the_canary_is_compared_with_the_backend_of_most_traffic() -> None:
     assert few["is_enough"] is False
     for none in (None, {"backends": []}, {"backends": [figures("new", 1)]}):
         assert [row["changes"] for row in comparison(MODEL, none)] == [{}, {}]
+    three = MODEL | {"backends": [*MODEL["backends"], backend("newer", 0.01)]}
+    rows = comparison(three, {"backends": [figures("new", 100), figures("newer", 150)]})
+    assert [row["changes"] for row in rows] == [{}, {}, {}], "a canary is not compared with another one"
 
 
 def test_the_page_shows_the_difference_and_refreshes_it(served: House) -> None:

@@ -126,6 +126,9 @@ def test_credits_of_commands_are_listed_and_payments_of_a_provider_are_not(house
     for actor, memo in (("make serve key:f6e1909ec1f5", "opening credit"), ("stripe", "stripe pi_1")):
         more = {"kind": "grant" if actor != "stripe" else "top_up", "memo": memo, "audit": Audit(actor)}
         house.ledger.credit(house.account_id, 5 * 10**9, **more)
+    for number in range(100):
+        more = {"kind": "top_up", "memo": f"stripe pi_2{number}", "audit": Audit("stripe")}
+        house.ledger.credit(house.account_id, 10**9, **more)
     page = operator(house, "read-only", "ray@example.org").get("/console/operator/credits").text
     found = ["5.00", "Credit", "opening credit", "make serve (operator key)", "Never", "just now"]
     assert cells(page, "Ada&#39;s") == found

@@ -57,7 +57,8 @@ def test_requests_are_listed_newest_first_page_by_page(house: House) -> None:
     second = browser.get(link[1].replace("&amp;", "&")).text
     assert listed(second) == [*(f"r{number:03d}" for number in range(19, -1, -1)), "older"]
     assert "51–71 of 71 requests" in words(second)
-    assert "requests" in browser.get(path, params={"earlier": "9" * 99}).text
+    for wrong in ("9" * 99, "-1", "x"):
+        assert "1–50 of 71 requests" in words(browser.get(path, params={"earlier": wrong}).text)
     assert 'rel="next"' not in second
     assert browser.get(path, params={"after": "nowhere"}).status_code == 422
 

@@ -118,6 +118,16 @@ def test_short_ranges_are_shown_by_hour_with_failures_and_durations(house: House
     assert values == {"Completed": {None, 2.5}, "Failed": {None, 2.5}}
 
 
+@pytest.mark.parametrize(("last", "is_over"), [(TODAY, True), ("2026-06-05", True), ("", False)])
+def test_the_last_moment_is_marked_only_while_it_runs(house: House, last: str, is_over: bool) -> None:
+    """A range of dates can end later than now: at the last hour of today, or on a later day."""
+    use(house, "r1")
+    query = {"range": "custom", "from": TODAY, "to": last} if last else {"range": "7d"}
+    page = house.member().get(f"/console/accounts/{house.account_id}/usage", params=query).text
+    assert chart(page)["so_far"] is not is_over
+    assert ("is not over" in page) is not is_over
+
+
 def test_usage_by_member_counts_for_the_member_who_created_the_key(house: House) -> None:
     owner, path = house.member(), f"/console/accounts/{house.account_id}"
     submit(owner, f"{path}/keys", f"{path}/keys", name="laptop")
@@ -241,6 +251,7 @@ def test_the_overview_counts_the_failed_requests_of_the_last_day_and_leads_to_th
     use(house, "r1", "r2", "r3", at=NOON - 3 * DAY)
     use(house, "r4")
     use(house, "bad", outcome=Outcome.FAILED)
+    use(house, "before", at=NOON - DAY + 1800, outcome=Outcome.FAILED)  # before the first of the 24 hours in the list
     path, browser = f"/console/accounts/{house.account_id}", house.member()
     page = browser.get(path).text
     assert "Reliability, last 24 hours Error rate 50.0% Failed (5xx) 1 of 2 Duration, median 2.50 s" in words(page)
@@ -283,3 +294,13 @@ def test_an_invitation_is_revoked_by_its_own_account_alone(house: House) -> None
     assert house.browser().get(link).status_code == 200
     assert submit(owner, path, f"{path}/invitations/{found[1]}/revoke").status_code == 303
     assert house.browser().get(link).status_code == 404
+
+
+def test_the_overview_names_the_latest_requests_if_the_day_had_more(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.console.overview_pages.SAMPLE", 2)
+    use(house, "bad", outcome=Outcome.FAILED)
+    use(house, "r1", "r2")
+    page = words(house.member().get(f"/console/accounts/{house.account_id}").text)
+    assert "Reliability, latest 2 requests Error rate 0.0% Failed (5xx) 0 of 2" in page

@@ -217,6 +217,12 @@ def test_a_search_by_time_ends_at_its_share_of_the_bytes_and_merges_the_processe
     assert numbers[-1] == 199
     assert numbers == sorted(numbers)
     assert 2 < len(numbers) < 100
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write((json.dumps(minute(199, number=-1), separators=(",", ":")) + "\n") * 10)
+    found = recent_lines(tmp_path, (), since=START, until=START + 60 * 199, most_bytes=4000)
+    known = [one["number"] for one in found.lines if one["number"] >= (found.known_since - START) / 60]
+    assert known == list(range(known[0], 200)), "since then, no process's requests are missing"
+    assert len(known) < len([one for one in found.lines if one["number"] >= 0]), "one process's file was read further"
 
 
 def test_broken_lines_and_missing_files_do_not_end_a_search_by_time(tmp_path: Path) -> None:

@@ -1,24 +1,29 @@
 // Colours examples of code: bash, Python, JavaScript and JSON.
-import hljs from "./highlight.min.js";
-import bash from "./highlight-bash.min.js";
-import javascript from "./highlight-javascript.min.js";
-import json from "./highlight-json.min.js";
-import python from "./highlight-python.min.js";
+const examples = document.querySelectorAll("[data-code], .snippet [data-language]");
 
-for (const [name, language] of Object.entries({ bash, javascript, json, python })) hljs.registerLanguage(name, language);
-hljs.registerAliases(["curl", "sh"], { languageName: "bash" });
-hljs.registerAliases(["js", "node"], { languageName: "javascript" });
+async function highlighter() {
+  const names = ["bash", "javascript", "json", "python"];
+  const files = ["./highlight.min.js", ...names.map((name) => `./highlight-${name}.min.js`)];
+  const [{ default: hljs }, ...languages] = await Promise.all(files.map((file) => import(file)));
+  names.forEach((name, index) => hljs.registerLanguage(name, languages[index].default));
+  hljs.registerAliases(["curl", "sh"], { languageName: "bash" });
+  hljs.registerAliases(["js", "node"], { languageName: "javascript" });
+  return hljs;
+}
 
-function paint(shown, language) {
+function paint(hljs, shown, language) {
   if (hljs.getLanguage(language)) shown.innerHTML = hljs.highlight(shown.textContent, { language }).value;
 }
 
-for (const shown of document.querySelectorAll("[data-code], .snippet [data-language]")) {
-  const language = shown.dataset.code ?? shown.dataset.language;
-  const watched = new MutationObserver(() => { // the playground writes its code anew
-    paint(shown, language);
-    watched.takeRecords();
-  });
-  paint(shown, language);
-  watched.observe(shown, { childList: true });
+if (examples.length) { // most pages have none, and need none of the files
+  const hljs = await highlighter();
+  for (const shown of examples) {
+    const language = shown.dataset.code ?? shown.dataset.language;
+    const watched = new MutationObserver(() => { // the playground writes its code anew
+      paint(hljs, shown, language);
+      watched.takeRecords();
+    });
+    paint(hljs, shown, language);
+    watched.observe(shown, { childList: true });
+  }
 }

@@ -120,9 +120,13 @@ function draw() {
 if (shown) {
   const viewer = document.createElement("script");
   viewer.src = shown.dataset.viewer;
+  const fail = () => { shown.textContent = "The reference could not be loaded. Reload the page."; };
+  viewer.addEventListener("error", fail);
   viewer.addEventListener("load", async () => {
-    const text = await (await fetch(shown.dataset.document)).text();
-    described = arranged(JSON.parse(text.replaceAll(EXAMPLE, location.origin)));
+    try {
+      const text = await (await fetch(shown.dataset.document)).text(); // the sign-in page after a session's end
+      described = arranged(JSON.parse(text.replaceAll(EXAMPLE, location.origin)));
+    } catch { return fail(); }
     draw();
     document.addEventListener("theme-changed", draw);
     shown.addEventListener("click", (event) => {
