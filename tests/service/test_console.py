@@ -67,7 +67,7 @@ HOSTILE = """<div data-hx-post="/x" data-hx-trigger="load" hx-get="/y" id="csrf"
 """
 FITS = "return innerWidth === arguments[0] && document.documentElement.scrollWidth <= innerWidth"
 SHOW_MARKDOWN = """
-const [text, done] = arguments, source = document.querySelector("script[type=module]").src;
+const [text, done] = arguments, source = document.querySelector('script[src*="playground.js"]').src;
 import(source.replace("playground.js", "playground-markdown.js")).then((module) => {
   const place = document.createElement("div");
   module.showMarkdown(place, text);
