@@ -366,7 +366,7 @@ def test_every_page_is_usable(service: Service, browser: Chrome) -> None:
         assert alerts == [], page
         expect_usable(browser)
     browser.get(f"{service.base_url}/console/operator/api")
-    until(lambda: browser.find_elements(By.CLASS_NAME, "opblock"))
+    until(lambda: browser.find_elements(By.CSS_SELECTOR, "[id^='operation/']"))
     expect_no_error(browser)
 
 
