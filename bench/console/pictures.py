@@ -68,7 +68,9 @@ def converse(browser: Chrome) -> None:
     browser.find_element(By.NAME, "temperature").send_keys("0")
     browser.find_element(By.NAME, "prompt").send_keys(QUESTION + Keys.CONTROL + Keys.ENTER)
     wait = WebDriverWait(browser, PATIENCE_S)
-    wait.until(lambda _: any(" out, 0.0" in one.text for one in browser.find_elements(By.CLASS_NAME, "figures")))
+    wait.until(
+        lambda _: any(" output tokens · $0.0" in one.text for one in browser.find_elements(By.CLASS_NAME, "figures"))
+    )
 
 
 def for_readme(server: Lived, browser: Chrome, folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_
     assert ">API key</th>" in page
     page = browser.get(f"{path}/refusals", params={"code": "server_error", "at": "2026-06-01T11:58"}).text
     assert f'href="{path}/refusals?at=2026-06-01T11%3A58&code=requests"' in page.replace("&amp;", "&")
-    table = page[page.index("Latest first") :]
+    table = page[page.index("Errors, latest first") :]
     assert "The stream broke off." in table
     assert "3 are in use" not in table
     assert ">API key</th>" not in table
