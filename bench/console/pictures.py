@@ -82,7 +82,8 @@ def for_readme(server: Lived, browser: Chrome, folder: Path) -> None:
         if visitor != signed_in:
             sign_in(browser, server.base_url, visitor)
             signed_in = visitor
-        browser.get(server.base_url + path)
+        # A service that has just started has no requests of today to chart.
+        browser.get(server.base_url + path + ("?days=30" if name == "operators" else ""))
         if name == "playground":
             converse(browser)
         say(f"taking {name}")
