@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.applications import BackendApplications
-from deployments.collector import collect_less_often, spare_lasting_objects
+from deployments.collector import collect_in_short_pauses, spare_lasting_objects
 from deployments.handles import AccountingHandle, BackendHandles, ConsoleHandle, LimiterHandle, OtherGateways
 from deployments.http_server import amend_http_server
 from deployments.metrics import RayMetrics
@@ -271,7 +271,7 @@ class Gateway:
         self._orphans.start()
         await self._lifecycle.start()
         spare_lasting_objects()
-        collect_less_often()
+        collect_in_short_pauses()
         return build_app(
             self._services,
             self._authenticator,

@@ -1,14 +1,18 @@
-"""Corrects two things in Serve's HTTP server: invalid request ids, and streams over HTTP/1.0."""
+"""Corrects three things in Serve's HTTP server: invalid request ids, streams over HTTP/1.0, and slow accepts."""
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from typing import Any, Final
 
+import uvicorn
 from ray.serve._private import http_util
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl
 
 from serve_app.gateway.web import with_request_id
+
+ACCEPTED: Final = 8  # maximum connections that one iteration of the event loop accepts
 
 
 class KeptRequestIds(http_util.RequestIdMiddleware):
@@ -35,7 +39,20 @@ class UnchunkedBefore11(httptools_impl.RequestResponseCycle):
         await super().send(message)
 
 
+class AcceptsSeveral(uvicorn.Server):
+    """uvicorn's server. libuv accepts one connection of a socket in each iteration of the event loop.
+
+    An iteration takes some milliseconds under load, so new connections would wait for seconds, while requests on open
+    connections overtake them. Duplicates of the listening socket are accepted from separately.
+    """
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        given = sockets or []
+        await super().serve([*given, *(one.dup() for one in given for _ in range(ACCEPTED - 1))] or None)
+
+
 def amend_http_server() -> None:
     """Call this in an ingress's constructor. Serve starts its HTTP server after that."""
     http_util.RequestIdMiddleware = KeptRequestIds
+    uvicorn.Server = AcceptsSeveral  # type: ignore[misc]
     httptools_impl.RequestResponseCycle = UnchunkedBefore11  # type: ignore[misc]

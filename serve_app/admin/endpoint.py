@@ -18,7 +18,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, TypeVar, get_type_hints
@@ -183,7 +183,8 @@ class Endpoint:
         if "once" in self.types:
             key = sent_key(request.headers)
             given["once"] = Once(admin.secret_keys, key, _idempotency_key(request))
-        reply = await self.handler(admin, **given)
+        async with nullcontext() if identity is None else admin.queries.place(identity):
+            reply = await self.handler(admin, **given)
         if self.recorded:
             await admin.run(_record(self.recorded, _audit(admin, request, identity), given))
         if isinstance(reply, Response):

@@ -2,16 +2,19 @@
 
 Requests that tokenize have limits of the same kind (`token_endpoint.py`).
 
+Of an account's queries, only a few run at the same time, so that many at once do not delay other accounts' requests.
 Each gateway counts separately, so a key may send N times as many queries to N gateways. This is enough to protect each
 gateway, and to keep a single key from filling the ledger's pool.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakValueDictionary
 
 from serve_app.api import errors
 from serve_app.contracts.limiting import Identity, Window
@@ -19,6 +22,7 @@ from serve_app.contracts.rates import Bucket
 from serve_app.gateway.web import duration
 
 KEYS_OF_AN_ACCOUNT: Final = 4  # number of keys that may use their full rate at the same time
+AT_ONCE: Final = 2  # running queries of an account; further ones wait
 MAX_BUCKETS: Final = 20_000  # about 4 MB; the least recently used bucket is evicted first
 
 
@@ -40,6 +44,11 @@ class QueryRates:
         self._clock = clock
         self._most_buckets = most_buckets
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def place(self, identity: Identity) -> asyncio.Semaphore:
+        """Returns the account's places, one of which a query holds while it runs."""
+        return self._places.setdefault(identity.account_id, asyncio.Semaphore(AT_ONCE))
 
     def count(self, identity: Identity) -> None:
         """Counts one query. Raises ApiError (429) and counts nothing if the key or the account is over its limit."""

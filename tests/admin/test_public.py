@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from serve_app.admin import public
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.limiting import Identity
 from serve_app.gateway.backends import Catalogue
-from serve_app.gateway.query_rates import QueryRates
+from serve_app.gateway.query_rates import AT_ONCE, QueryRates
 from serve_app.settings import GatewaySettings
 from tests.accounting.books import settlement
 from tests.gateway.connections import Call
@@ -207,6 +208,28 @@ async def test_models_need_a_valid_key_and_cost_the_ledger_nothing(world: World,
     assert len(world.accounting.called) == before
     wrong = await user.get("/models", headers={"authorization": f"Bearer {keys.new_key()}"})
     assert wrong.status_code == 401
+
+
+async def test_few_queries_of_an_account_run_at_once_and_others_do_not_wait(
+    world: World, user: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[object] = []
+    slow, answer = world.account_id, asyncio.Event()
+    run = world.accounting.run
+
+    async def run_slowly(command: Any) -> Any:
+        if getattr(command, "account_id", None) == slow:
+            running.append(command)
+            await answer.wait()
+        return await run(command)
+
+    monkeypatch.setattr(world.accounting, "run", run_slowly)
+    many = [asyncio.create_task(user.get("/user/balance")) for _ in range(8)]
+    _, other = world.new_account()
+    served = await user.get("/user/balance", headers={"authorization": f"Bearer {other}"})
+    assert (served.status_code, len(running)) == (200, AT_ONCE)
+    answer.set()
+    assert [one.status_code for one in await asyncio.gather(*many)] == [200] * 8
 
 
 def test_the_buckets_of_queries_are_bounded() -> None:

@@ -1,13 +1,16 @@
-"""Serve's HTTP server as the service amends it: request ids as in the log, and no chunks over HTTP/1.0."""
+"""Serve's HTTP server as the service amends it: request ids as in the log, no chunks over HTTP/1.0, quick accepts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
+import uvloop
 from ray.serve._private import http_util
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -27,7 +30,8 @@ REPLACED = [b"", b" ", b"x" * 129, b"x" * 100_000, "\u00e9".encode(), b"\xff", b
 
 @pytest.fixture(autouse=True)
 def amended(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((http_util, "RequestIdMiddleware"), (httptools_impl, "RequestResponseCycle")):
+    replaced = (http_util, "RequestIdMiddleware"), (httptools_impl, "RequestResponseCycle"), (uvicorn, "Server")
+    for module, name in replaced:
         monkeypatch.setattr(module, name, getattr(module, name))  # restored after the test
     amend_http_server()
 
@@ -110,3 +114,25 @@ async def test_over_http_1_0_a_response_with_a_length_is_as_ever(world: World) -
             head, body = await ask(port, f"{method} /health HTTP/1.0\r\nhost: a\r\n\r\n".encode())
             assert head.startswith(b"http/1.1 405" if method == "HEAD" else b"http/1.1 200")
             assert (body == b"") == (method == "HEAD")
+
+
+def test_waiting_connections_are_accepted_in_few_iterations_of_the_event_loop() -> None:
+    async def count() -> int:
+        iterations = 0
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            while not server.started:
+                await asyncio.sleep(0)
+            clients = [socket.create_connection(listening.getsockname()) for _ in range(64)]  # the loop waits meanwhile
+            while len(server.server_state.connections) < len(clients):
+                iterations += 1
+                await asyncio.sleep(0)
+            for client in clients:
+                client.close()
+            server.should_exit = True
+            await serving
+        return iterations
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(count()) < 32
