@@ -45,7 +45,7 @@ ACME_REQUESTS: Final = 1100
 
 
 class Life(NamedTuple):
-    """The ids and link tokens in the paths of pages."""
+    """The ids and link tokens in the paths of pages, and the API keys in the order of their creation."""
 
     account_id: str
     key_id: str
@@ -54,6 +54,7 @@ class Life(NamedTuple):
     first: str
     reset: str
     request_id: str
+    api_keys: tuple[str, ...]
 
 
 class _Source(NamedTuple):
@@ -73,6 +74,7 @@ class _Past:
         self.rng, self.end = Random("the console's data"), time.time()
         self.now = self.end - DAYS * DAY_S
         self.ledger = Ledger(url, now=lambda: self.now, currency="USD")
+        self.api_keys: list[str] = []
         self.password = asyncio.run(hashed(PASSWORD))
 
     def account(self, name: str, paid: int) -> str:
@@ -83,7 +85,7 @@ class _Past:
 
     def key(self, account_id: str, name: str, maker: str = OPERATOR, **terms: Any) -> str:
         self.now += 600
-        made = keys.new_key(bits=self.rng.getrandbits(256))
+        self.api_keys.append(made := keys.new_key(bits=self.rng.getrandbits(256)))
         if "budget" in terms:
             terms["budget"] *= NANO_PER_UNIT
         command = commands.CreateKey(account_id, name, keys.digest(made), keys.hint(made), terms, Audit(maker))
@@ -166,7 +168,7 @@ def fill(url: str) -> Life:
         ledger.run(MakeSignInLink(others["Juniper Health"], keys.digest(first), past.end + HOUR_S))
         ledger.run(people.ResetPerson(emails["tomas"], people.reset_text(reset, past.end + HOUR_S)))
         latest = ledger.run(commands.ListRecent(acme, limit=1)).rows[0].request_id
-    return Life(acme, made["notebooks"], ids["jonas"], lea, first, reset, latest)
+    return Life(acme, made["notebooks"], ids["jonas"], lea, first, reset, latest, tuple(past.api_keys))
 
 
 def _events(past: _Past, acme: str, made: dict[str, str], others: dict[str, str]) -> dict[int, list[Command[Any]]]:

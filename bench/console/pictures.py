@@ -1,17 +1,24 @@
 """Takes pictures of the console for README.md: `make pictures`, two minutes.
 
-It needs Debian's chromium-driver. With `--all`, takes every page instead, in the size of a desktop and of a phone.
+It needs Debian's chromium-driver. With `--all`, takes every page instead, in the size of a desktop and of a phone, of a
+service that has had some minutes of traffic and a canary: about twelve minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+import threading
 import time
+import urllib.request
+from contextlib import suppress
+from copy import deepcopy
 from itertools import count
 from pathlib import Path
-from typing import Final
+from random import Random
+from typing import Any, Final
 from urllib.error import URLError
 from urllib.parse import urlsplit
 
@@ -23,10 +30,13 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from bench.console.browse import PATIENCE_S, Lived, browsing, sign_in
 from bench.harness.command import PEERS, completed, say
-from bench.harness.servers import ServerError
+from bench.harness.servers import ServerError, deployment
 
 DESK, PHONE = (1440, 900), (390, 844)
 HIGHEST: Final = 6000
+TRAFFIC_S: Final = 360.0  # before the pictures of `--all`
+PER_S: Final = 0.7  # requests
+CANARY: Final = "smollm2-next"
 DRAW_S: Final = 0.5  # for charts, after the page has loaded
 QUESTION: Final = "What is an API key? Answer in two sentences."
 ACCOUNT: Final = "/console/accounts/{account_id}"
@@ -46,6 +56,35 @@ DIALOGS: Final = {
     f"{ACCOUNT}/keys": ("[commandfor=new-key]", "[aria-label='Actions for production']"),
     f"{ACCOUNT}/billing": ("[commandfor=add-funds]",),
 }
+
+
+class Busy(Lived):
+    """A service with a canary, and with visitors who send requests until it stops."""
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        [model] = [one for one in config["applications"] if one["name"] == "smollm2"]
+        config["applications"].append({**deepcopy(model), "name": CANARY})
+        models = deployment(config, "Gateway")["user_config"]["models"]
+        models["svc-coder"]["backends"] = {"smollm2": 80, CANARY: 20}
+        return config
+
+    def visit(self, ended: threading.Event) -> None:
+        """Sends requests of the accounts in the pictures, a few of which are rejected."""
+        rng, keys = Random("visitors"), self.life.api_keys
+        while not ended.wait(rng.expovariate(PER_S)):
+            model = rng.choices(("svc-chat", "svc-coder", "svc-large"), (60, 37, 3))[0]
+            text = " ".join(rng.choices(QUESTION.split(), k=rng.randrange(5, 60)))
+            key = rng.choices(keys, (8, 4, 2, 3, *[1] * (len(keys) - 4)))[0]
+            threading.Thread(target=self._send, args=(key, model, text, rng.randrange(8, 48)), daemon=True).start()
+
+    def _send(self, key: str, model: str, text: str, max_tokens: int) -> None:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        url = f"{self.base_url}/v1/chat/completions"
+        request = urllib.request.Request(url, json.dumps({**body, "stream": True}).encode(), headers)
+        with suppress(OSError), urllib.request.urlopen(request, timeout=60) as reply:
+            reply.read()
 
 
 def resize(browser: Chrome, width: int, height: int) -> None:
@@ -131,14 +170,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="take every page")
     options = parser.parse_args(arguments)
     options.to.mkdir(parents=True, exist_ok=True)
-    server = Lived(PEERS)
+    server = Busy(PEERS) if options.all else Lived(PEERS)
+    ended = threading.Event()
 
     def run() -> None:
         try:
             server.start()
+            if isinstance(server, Busy):
+                say(f"sending requests for {TRAFFIC_S:.0f} s")
+                threading.Thread(target=server.visit, args=(ended,), daemon=True).start()
+                time.sleep(TRAFFIC_S)
             with browsing() as browser:
                 (of_all if options.all else for_readme)(server, browser, options.to)
         finally:
+            ended.set()
             server.stop()
 
     completed(run, (ServerError, URLError, WebDriverException))

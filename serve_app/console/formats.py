@@ -16,6 +16,7 @@ from serve_app.contracts.money import MINUS, NANO_PER_UNIT, fixed_amount
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 COST_DIGITS: Final = 6
+COLUMN_DIGITS: Final = 3
 SIGNS: Final = {"USD": "$", "EUR": "€", "GBP": "£"}
 MINUTE_S: Final = 60.0
 _UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
@@ -32,8 +33,17 @@ def balance(nano: int) -> str:
 
 
 def places(amounts: Sequence[int]) -> int:
-    """Returns the decimal places that a column of costs needs for its most precise amount."""
-    return max((len(cost(nano).partition(".")[2]) for nano in amounts), default=2)
+    """Returns the decimal places of a column of costs, with which a middle one has COLUMN_DIGITS significant digits."""
+    known = sorted(abs(nano) for nano in amounts if nano)
+    if not known:
+        return 2
+    return min(9, max(2, COLUMN_DIGITS - 1 - (Decimal(known[len(known) // 2]) / NANO_PER_UNIT).adjusted()))
+
+
+def fixed(nano: int, decimals: int) -> str:
+    """Returns an amount with `decimals` places; one that would be 0 is "<" and the least amount that isn't."""
+    least = Decimal(NANO_PER_UNIT).scaleb(-decimals)
+    return fixed_amount(nano, decimals) if not 0 < nano < least / 2 else f"<{fixed_amount(int(least), decimals)}"
 
 
 def cost(nano: int) -> str:
@@ -172,7 +182,7 @@ def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
 
 FILTERS: Final = {
     "balance": balance,
-    "fixed": fixed_amount,
+    "fixed": fixed,
     "signed": signed,
     "in_currency": in_currency,
     "places": places,

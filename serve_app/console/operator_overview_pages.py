@@ -56,6 +56,10 @@ class Days:
         length = self.last - self.first + timedelta(1)
         return Days(self.first - length, self.last - length)
 
+    def has_today(self, now: float) -> bool:
+        """Returns whether the last day is not over at `now`, in Unix seconds."""
+        return self.last == datetime.fromtimestamp(now, UTC).date()
+
     @property
     def label(self) -> str:
         return RANGES.get(self.preset) or f"{self.first} to {self.last}"
@@ -136,7 +140,7 @@ async def overview(visit: Visit) -> Response:
         first_token_chart=history.first_token_chart(clock),
         failures_are_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins,
         error_rate=len(failed) / totals.requests if totals.requests else None,
-        outcomes=_outcomes(days, used.days, failed),
+        outcomes=_outcomes(days, used.days, failed) | {"so_far": days.has_today(now)},
         today=spending,
         today_total=_total(spending.days),
         serving=serving(live),
@@ -185,7 +189,7 @@ async def revenue(visit: Visit) -> Response:
         ranges=RANGES,
         group=group,
         groups=GROUPS,
-        chart=_chart(days, parts, used.days, labels),
+        chart=_chart(days, parts, used.days, labels) | {"so_far": days.has_today(visit.console.now())},
         table=table,
         labels=labels,
         totals=totals,
