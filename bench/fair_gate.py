@@ -1,10 +1,10 @@
-"""Simulates an engine that computes prompts in chunks, alone and behind the fair gate, in steps and without a clock.
+"""Simulates, in steps and without a clock, an engine that computes prompts in chunks, with and without the fair gate.
 
 Run with `python -m bench.fair_gate [--json PATH]`. The figures are the same on every machine.
 
 The engine works like vLLM: each step computes at most `step_tokens` tokens. Running sequences come first, then waiting
-ones while tokens and slots are left. What the gate releases after an output reaches the engine `delay` steps later than
-the next step, because vLLM has already scheduled the steps in between.
+ones while tokens and slots are left. A request that the gate releases after the output of step t reaches the engine at
+step t + 1 + `delay`, because vLLM has already scheduled the steps in between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Load:
     accounts: int
     output: int
     step_tokens: int
-    delay: int  # 1 if vLLM schedules a step after the outputs of the previous step, 2 if one step ahead of that
+    delay: int  # 1 if vLLM schedules a step once it has the last outputs, 2 if it schedules one step ahead
 
 
 @dataclass(frozen=True, slots=True)

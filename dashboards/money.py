@@ -1,4 +1,4 @@
-"""Limits and money: do the books balance, is everything delivered paid for, and who is held back?"""
+"""Limits and money: do the books balance, is all delivered usage billed, and who is limited?"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from serve_app.times import MODEL_STOPS_S
 logger = logging.getLogger("ray.serve")
 
 REPORT_S = 0.5  # between two reports of the load
-SAMPLES_EVERY = 10  # the engine's samples are exported with every tenth report: Ray exports every 10 s
+SAMPLES_EVERY = 10  # reports per export of the engine's samples: every 5 s is enough, because Ray exports every 10 s
 RESOURCES = {"num_cpus": 1}
 
 # Maximum seconds for which the engine's thread waits for the interpreter lock while the event loop is busy (Python's
@@ -147,7 +147,8 @@ class Model:
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Applies `user_config`: begins to load and unload adapters while requests run.
 
-        Does not wait for the adapters: meanwhile, Serve might send the replica no requests and not check its health.
+        Does not wait for the adapters: until this returns, Serve might send the replica no requests and not check its
+        health.
         """
         self._engine.set_adapters(parse(ModelSettings, config, "Model.user_config").adapters)
 

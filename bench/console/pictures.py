@@ -30,7 +30,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from bench.console.browse import PATIENCE_S, Lived, browsing, sign_in
 from bench.harness.command import PEERS, completed, say
-from bench.harness.servers import ServerError, deployment
+from bench.harness.servers import ServerError
 
 DESK, PHONE = (1440, 900), (390, 844)
 HIGHEST: Final = 6000
@@ -63,10 +63,10 @@ class Busy(Lived):
 
     def config(self) -> dict[str, Any]:
         config = super().config()
-        [model] = [one for one in config["applications"] if one["name"] == "smollm2"]
-        config["applications"].append({**deepcopy(model), "name": CANARY})
-        models = deployment(config, "Gateway")["user_config"]["models"]
-        models["svc-coder"]["backends"] = {"smollm2": 80, CANARY: 20}
+        by_name = {one["name"]: one for one in config["applications"]}
+        config["applications"].append({**deepcopy(by_name["smollm2"]), "name": CANARY})
+        gateway = next(one for one in by_name["gateway"]["deployments"] if one["name"] == "Gateway")
+        gateway["user_config"]["models"]["svc-coder"]["backends"] = {"smollm2": 80, CANARY: 20}
         return config
 
     def visit(self, ended: threading.Event) -> None:

@@ -52,7 +52,7 @@ class Contract(_OwnLimits):
 
 
 class Pressed(Reply):
-    """A backend under pressure, and the account's remaining tokens per minute on it."""
+    """A backend under pressure, and the tokens per minute that the account may use on it."""
 
     backend: str
     tpm: int
@@ -186,7 +186,7 @@ class Correction(Body):
 
 
 class TakeBack(Body):
-    """POST /admin/accounts/{id}/grants/{grant}/take-back. The ledger stores the grant's number before the memo."""
+    """POST /admin/accounts/{id}/grants/{grant}/take-back. In the ledger, the memo begins with `grant N:`."""
 
     memo: Annotated[str, Field(min_length=1, max_length=400)]
 

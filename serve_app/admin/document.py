@@ -308,10 +308,10 @@ def _without_noise(schema: Any, mode: str) -> Any:
 _STREAM: Final = (
     "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `data: ` with JSON and an "
     "empty line. A choice has a first chunk with the role, chunks with new content, and a last chunk with an empty "
-    "`delta` and the finish reason. The last of these has the usage; with `include_usage`, a further chunk "
-    "without choices has it instead. The stream ends with `data: [DONE]`. Lines that begin with a colon are comments "
-    "that keep the connection open. If the reply fails after the headers were sent, the stream ends with an `Error` "
-    "event and without `[DONE]`. The schema describes one event."
+    "`delta` and the finish reason. The last chunk of the choice that ends last also has the usage; with "
+    "`include_usage`, a further chunk without choices has it instead. The stream ends with `data: [DONE]`. Lines that "
+    "begin with a colon are comments that keep the connection open. If the reply fails after the headers were sent, "
+    "the stream ends with an `Error` event and without `[DONE]`. The schema describes one event."
 )
 _HEAD: Final = (
     '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1767225600,"model":"svc-chat",'
@@ -357,8 +357,8 @@ def _chat() -> Schema:
             "`tool_choice` is `required` or names functions only if `tools` has them; messages fit into the context; "
             "`continue_final_message` needs a last message of the assistant, and `add_generation_prompt` is false only "
             "with it; `chat_template_kwargs` has at most 8 KiB, and only variables of the model's template; "
-            "a JSON Schema has a maximum size; only one field sets the format of the reply; a regular expression or "
-            "choices are not possible together with tools that may be called. "
+            "a JSON Schema has a maximum size; only one field sets the format of the reply; neither `guided_regex` "
+            "nor `guided_choice` is possible together with tools that may be called. "
             "Fields of other services that would change the reply and are not supported return 422: "
             + ", ".join(f"`{name}`" for name in REFUSED)
             + "."

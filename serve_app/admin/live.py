@@ -53,7 +53,9 @@ class LiveLoad(Reply):
         description="Tokens per second of started prompts and of output, over the last seconds."
     )
     pressure: Positive = Field(description="Queueing delay divided by its target; above 1 the limits fall.")
-    effective_share: Share = Field(description="Remaining share of the default contract's tokens per minute.")
+    effective_share: Share = Field(
+        description="Share of the default contract's tokens per minute that pressure leaves."
+    )
 
 
 class LiveBackend(Reply):
@@ -75,7 +77,7 @@ class LiveAccount(Reply):
     tokens_used: Count = Field(description="Tokens that count against the account's tightest token limit now.")
     tokens_limit: Count
     effective_share: Share = Field(
-        description="Share of the account's tokens per minute that remains under pressure on its backends."
+        description="Share of the account's tokens per minute that pressure leaves on its most limited backend."
     )
 
 
@@ -93,7 +95,7 @@ class LiveSpool(Reply):
 
     settlements: Count
     bytes: Count
-    age_s: Positive = Field(description="Seconds since the request ended whose settlement has waited longest.")
+    age_s: Positive = Field(description="Seconds since the end of the request whose settlement has waited longest.")
     ledger_away: bool = Field(description="The ledger is unavailable, so settlements go to the spool.")
 
 
@@ -199,7 +201,7 @@ async def _backends(admin: AdminServices, reports: Sequence[LiveReport]) -> list
 
 
 def _loads(reports: Iterable[LiveReport]) -> dict[str, LiveLoad]:
-    """Returns the load by backend. Replicas report to every shard; the shard that knows the most replicas counts."""
+    """Returns the load by backend, from the shard that knows most of its replicas. Replicas report to every shard."""
     best: dict[str, limiting.BackendLoad] = {}
     for report in reports:
         for load in report.backends:

@@ -1,4 +1,4 @@
-"""Defines a token door: a wire format for requests that tokenize and generate nothing. `doors` lists them."""
+"""Defines a token door: a wire format for requests that need only the tokenizer. `doors` lists them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from serve_app.contracts.calls import Unavailable
 
 CHARTED: Final = 180  # maximum points of a chart; each is the maximum of its minutes
 ENOUGH: Final = 5  # minimum points of a line
-DRAWN: Final = 6  # maximum lines of a chart, which more would make unreadable
+DRAWN: Final = 6  # maximum lines of a chart; more would make it unreadable
 
 
 async def show(visit: Visit) -> Response:

@@ -184,7 +184,7 @@ class SpoolState:
 
     settlements: int
     bytes: int
-    age_s: float  # seconds since the request ended whose settlement has waited longest; 0: none waits
+    age_s: float  # seconds since the end of the request whose settlement has waited longest; 0: none waits
     ledger_away: bool  # the ledger is unavailable: settlements go to the spool at once
 
 
@@ -255,13 +255,13 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class AccountStatus:
-    """Open holds in nano-units, open requests, the limits, and what remains of them under pressure."""
+    """Open holds in nano-units, open requests, the limits, and the lower token limits on backends under pressure."""
 
     account_id: str
     held: int
     open_requests: int
     contract: Contract
-    pressed: tuple[tuple[str, int], ...] = ()  # backends under pressure, and the remaining tokens per minute there
+    pressed: tuple[tuple[str, int], ...] = ()  # backends under pressure, and the tokens per minute there
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ class BackendLoad:
     queued_prefill_tokens: int
     tokens_per_s: float  # work of the last seconds: begun prompts and output
     pressure: float  # queueing delay divided by its target
-    effective_share: float  # remaining share of the default contract's tokens per minute, 0 to 1
+    effective_share: float  # share of the default contract's tokens per minute that pressure leaves, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class BusyAccount:
     open_requests: int
     held: int  # nano-units
     tokens: Window  # its tightest token limit
-    effective_share: float  # remaining share of its contract, on the most limited backend that it uses; 0 to 1
+    effective_share: float  # share of its contract that pressure leaves on its most limited backend, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)

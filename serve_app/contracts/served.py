@@ -52,7 +52,7 @@ class Traffic:
     """Weights of one identifier's backends, all above 0, since `changed_at`. Rows are never changed."""
 
     identifier: str
-    version: int  # ledger version, which increases over all identifiers
+    version: int  # ledger version: one counter for all identifiers
     weights: Mapping[str, int]
     changed_at: float
     actor: str
@@ -106,7 +106,7 @@ class ServedModel:
 class Backend:
     """A backend deployed by command. The args and options of a name never change."""
 
-    name: str  # the Serve application, without adapter
+    name: str  # the Serve application's name, without `:adapter`
     version: int
     args: Mapping[str, Any]  # the application's `args`, as in `config.yaml`
     options: Mapping[str, Any]  # options of its deployment: BACKEND_OPTIONS

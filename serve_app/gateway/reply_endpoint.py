@@ -112,7 +112,7 @@ class ReplyToRequest:
         )
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the reply. A failure before the first byte is sent with its own status."""
+        """Sends the reply. If the request fails before the first byte, sends the error and its HTTP status."""
         clock, record = self._services.clock, self._record
         arrived = clock()
         sender = Sender(send)
@@ -175,8 +175,8 @@ class ReplyToRequest:
 
     def _checked(self, body: bytes, chat: ChatRequest) -> tuple[ChatRequest, Retry | None]:
         _ = chat.estimated_prompt_tokens  # also computes messages and tools, which are cached
-        # Streams ignore the key. An error would make streams unusable for clients that are configured to send a key:
-        # OpenAI's SDKs, and others from the same generator, then send one with every POST.
+        # Streams ignore the idempotency key. An error would make streams unusable for clients that are configured to
+        # send one: OpenAI's SDKs, and others from the same generator, then send one with every POST.
         key = None if chat.stream else self._request.headers.get("idempotency-key")
         return chat, None if key is None else Retry.from_header(key, self._door.path, body)
 

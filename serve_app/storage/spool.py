@@ -80,7 +80,7 @@ class Spool:
 
     @property
     def oldest_at(self) -> float | None:
-        """Unix time at which the request ended whose settlement has waited longest; None if none waits."""
+        """Unix time of the end of the request whose settlement has waited longest; None if none waits."""
         with self._lock:
             ends = [settlement.finished_at for file in self._files() if (settlement := file.first()) is not None]
         return min(ends, default=None)
@@ -257,7 +257,7 @@ class Spool:
 def measure(spool: Spool) -> tuple[int, int, float]:
     """Returns the number of waiting settlements, their bytes, and the age of the oldest.
 
-    The age is the seconds since the request ended whose settlement has waited longest; 0 if none waits.
+    The age is the seconds since the end of the request whose settlement has waited longest; 0 if none waits.
     """
     waiting, oldest_at = spool.waiting, spool.oldest_at
     return waiting, spool.size, 0.0 if oldest_at is None else max(0.0, time.time() - oldest_at)

@@ -84,7 +84,7 @@ def test_two_that_computed_the_same_share_one_block_afterwards() -> None:
 
 
 def test_an_empty_block_can_not_be_shared() -> None:
-    with pytest.raises(ValueError, match="free"):
+    with pytest.raises(ValueError, match="empty"):
         BlockAllocator(2, SIZE).share([0])
 
 

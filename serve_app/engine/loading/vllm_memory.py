@@ -40,7 +40,10 @@ def budget(total: int, free: int | None = None) -> int:
 
 
 def weight_bytes(tensors: Mapping[str, Tensor], quantization: str | None = None) -> int:
-    """Bytes of the weights as vLLM loads them: as stored, but float32 as bfloat16; with `FP8`, one byte in layers."""
+    """Bytes of the weights as vLLM loads them: as stored, but float32 as bfloat16.
+
+    With `FP8`, a weight in a layer takes one byte.
+    """
     total = 0
     for name, tensor in tensors.items():
         if quantization is not None and is_in_layer(name):

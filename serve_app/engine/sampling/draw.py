@@ -81,7 +81,10 @@ def choose(
 def _choose_natively(
     blocks: torch.Tensor, params: Sequence[SamplingParams], uniform: Callable[[int, int], float], native: Native
 ) -> tuple[list[int], torch.Tensor]:
-    """A token per row, and the peaks of the blocks. Rows with top-k get their most likely token."""
+    """A token per row, and the peaks of the blocks.
+
+    Rows with top-k get their most likely token; `_choose_rest` draws for those that are not greedy.
+    """
     drawing = [p.temperature > 0 and p.top_k <= 0 for p in params]
     steepness = [s if draws else 0.0 for s, draws in zip(sharpness(params), drawing, strict=True)]
     numbers = [uniform(row, 0) if draws else 0.0 for row, draws in enumerate(drawing)]
@@ -237,8 +240,8 @@ def check_drawn(
     """Check the drawn tokens of `rows` against min-p and top-p (nucleus sampling, arXiv 1904.09751).
 
     `drawn` (n, 1) are the tokens' weights. `mass` (n, 1) is p times the row's total weight; inf without top-p. Returns
-    the rejected rows (n,); a bound (n, 1) that the weight of every other admissible token exceeds; and for each block,
-    the sum of the weights above that bound (n, blocks).
+    whether each token is rejected (n,); a bound (n, 1) that, in a rejected row, the weight of every admissible token
+    exceeds; and for each block, the sum of the weights above that bound (n, blocks).
     """
     below_min_p = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
     bound = torch.where(drawn < min_p, below_min_p, drawn)

@@ -2,7 +2,7 @@
 
 Automatic prefix reuse as in vLLM and SGLang's RadixAttention (arXiv 2312.07104): a full block has a key that identifies
 its content and everything before it. Blocks keep their content after their sequences have ended. A block is evicted
-only if no other block is free: least recently used first, and never before the blocks that follow it in a chain,
+only if no block is empty: least recently used first, and never before the blocks that follow it in a chain,
 because those are found only through it.
 
 K and V of a token depend on all tokens before it and on its rotary frequencies. So a block's key is the hash of the
@@ -137,7 +137,7 @@ class BlockAllocator:
         for block in blocks:
             if self._references[block] == 0:
                 if block not in self._cached:
-                    raise ValueError(f"block {block} is free")
+                    raise ValueError(f"block {block} is empty")
                 del self._cached[block]
             self._references[block] += 1
 

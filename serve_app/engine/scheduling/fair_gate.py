@@ -1,13 +1,13 @@
 """Admits requests to an engine that has its own scheduler: fairly among tenants and a few at a time.
 
 Such an engine accepts every request immediately, so requests wait here instead. The engine holds at most `max_running`
-requests. If one tenant holds every slot, `spare` additional slots are available to tenants that have none.
+requests. When these slots are taken, `spare` additional slots are available to tenants that have none.
 
-A released prompt reaches the engine some steps after the output that made room for it. The gate therefore keeps
-`steps_ahead` steps' worth of prompt tokens in the engine, besides the prompt that the engine is computing. Tokens that
-the engine has probably cached do not count. Beyond that, each of at most `_MAX_PREFILLING` tenants may have one prompt
-in the engine, or several that fit in one step. A new tenant's prompt therefore does not wait for every prompt that
-arrived before it. The engine takes released prompts by `Place.priority`.
+The gate learns from the engine's outputs that there is room. The prompt that it then releases reaches the engine some
+steps later. The gate therefore keeps `steps_ahead` steps' worth of prompt tokens in the engine, besides the prompt that
+the engine is computing. Tokens that the engine has probably cached do not count. Beyond that, each of at most
+`_MAX_PREFILLING` tenants may have one prompt in the engine, or several that fit in one step. A new tenant's prompt
+therefore does not wait for every prompt that arrived before it. The engine takes released prompts by `Place.priority`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from serve_app.engine.scheduling.fair_queue import FairQueue
 from serve_app.engine.scheduling.seen_prefixes import SeenPrefixes
 
 _MAX_PREFILLING = 8  # maximum number of tenants with prompts in the engine once the prompts fill `steps_ahead` steps
-# At most this many tokens of later prompts overtake a prompt, for each prompt token that its tenant has in the engine.
+# Bounds how many tokens of later prompts overtake a prompt: this number times the uncomputed prompt tokens that its
+# tenant then has in the engine, this prompt included, divided by the tenant's weight.
 _OVERTAKEN = 8
 
 

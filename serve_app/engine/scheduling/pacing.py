@@ -22,7 +22,8 @@ class PrefillPacer:
 
     `observe` receives every step. The decoding cost is kept per number of rows, because it grows with them but not in
     proportion. If the cost is unknown or stale, one step without prompt tokens measures it: at most one step in 65
-    while the rows stay within a power of two. `smallest` and `largest` bound the chunk, in tokens.
+    while the number of rows stays between two consecutive powers of two. `smallest` and `largest` bound the chunk, in
+    tokens.
 
     Without streams, a step of long prompts takes about _IDLE_S, so another account's short prompt does not wait long.
     (On a CPU, chunks of more than 16 tokens hardly lower the cost per token.)
@@ -87,7 +88,7 @@ class PrefillPacer:
 
         None if no measured number is near.
 
-        Fewer rows cost proportionally less and more rows cost the same, so the estimate errs on the low side.
+        Assumes that fewer rows cost proportionally less, and that more rows cost the same. So it errs on the low side.
         """
         fresh = [r for r, at in self._measured.items() if self._mixed_steps - at < _REMEASURE]
         near = min(fresh, key=lambda r: abs(r - rows), default=0)

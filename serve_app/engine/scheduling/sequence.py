@@ -63,7 +63,10 @@ class TokenSequence:
 
     @property
     def is_scored(self) -> bool:
-        """Whether log-probabilities of the prompt are still missing. They need the logits of every prompt token."""
+        """Whether its chunks must be scored: log-probabilities of the prompt are missing.
+
+        They need the logits of every prompt token.
+        """
         return self.request.sampling.prompt_logprobs is not None and self.num_scored < self.num_prompt
 
     @property
@@ -88,7 +91,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Number of the sequence's tokens that are computed after the chunk, without the draft."""
+        """Number of the sequence's tokens that have been computed once the chunk has run, without the draft."""
         return self.start + self.length - len(self.draft)
 
     @property
@@ -101,7 +104,7 @@ class Chunk:
 
     @property
     def num_logits(self) -> int:
-        """Rows of logits that the step returns for this chunk: those after its last tokens."""
+        """Number of the chunk's last tokens for which the step returns a row of logits; all tokens if `is_scored`."""
         if self.is_scored:
             return self.length
         return 1 + len(self.draft) if self.samples else 0

@@ -84,7 +84,7 @@ class _Match:
 
 
 class MarkFinder:
-    """Finds the token with which a text first occurred; a push costs O(its text + the mark)."""
+    """Finds the token that completes the first occurrence of a mark. A push costs O(its text + the mark)."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
