@@ -58,7 +58,7 @@ class Lived(WithConsole, Bundled):
         keys = SecretKeys(secret_files.secret_file(self.home, "secret-key").encode())
         sign_up = links.make_link(keys, links.SIGN_UP, "kim@example.com", time.time() + HOUR_S)
         tokens = {"/invitations/{token}": life.invitation, "/first/{token}": life.first, "/sign-up/{token}": sign_up}
-        values = {"account_id": life.account_id, "id": life.account_id, "month": month, "model": "svc-chat"}
+        values = {"account_id": life.account_id, "id": life.account_id, "month": month, "model": "svc-coder"}
         values |= {"key_id": life.key_id, "person_id": life.person_id, "link": life.reset}
         found: dict[str, list[tuple[str, str]]] = {"": [(path, path) for path in PUBLIC], OWNER: [], OPERATOR: []}
         for page in PAGES:

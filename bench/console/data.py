@@ -34,7 +34,7 @@ MEMBERS: Final = {"jonas": JONAS, "priya": PRIYA, "tomas": TOMAS}
 KEYS: Final[tuple[tuple[str, str, float, float, dict[str, Any]], ...]] = (
     ("production", OWNER, 0.55, 0.1, {"tags": ("prod", "support"), "budget": 120, "budget_period": "month"}),
     ("batch jobs", "jonas", 0.25, 0.35, {"tags": ("batch",), "budget": 60, "budget_period": "month", "rpm": 120}),
-    ("notebooks", "tomas", 0.12, 0.7, {"tags": ("research",), "budget": 15, "budget_period": "month"}),
+    ("notebooks", "tomas", 0.12, 0.7, {"tags": ("research",), "budget": 15, "budget_period": "month", "rpm": 10}),
     ("code review", "jonas", 0.08, 1.0, {"tags": ("ci", "prod"), "models": ("svc-coder",)}),
     ("old laptop", "tomas", 0.0, 0.5, {}),
 )

@@ -75,7 +75,7 @@ class Busy(Lived):
         while not ended.wait(rng.expovariate(PER_S)):
             model = rng.choices(("svc-chat", "svc-coder", "svc-large"), (60, 37, 3))[0]
             text = " ".join(rng.choices(QUESTION.split(), k=rng.randrange(5, 60)))
-            key = rng.choices(keys, (8, 4, 2, 3, *[1] * (len(keys) - 4)))[0]
+            key = rng.choices(keys, (8, 4, 8, 3, *[1] * (len(keys) - 4)))[0]
             threading.Thread(target=self._send, args=(key, model, text, rng.randrange(8, 48)), daemon=True).start()
 
     def _send(self, key: str, model: str, text: str, max_tokens: int) -> None:

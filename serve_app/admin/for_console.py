@@ -51,15 +51,20 @@ async def _refusals(admin: AdminServices, given: Mapping[str, Any], _: Audit | N
 
 
 async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
-    """Returns the number of refused requests and the most frequent code by account, highest number first."""
+    """Returns the number of refused requests and the most frequent code by account, highest number first.
+
+    `unidentified` is the number of those without a valid key.
+    """
     found = await _recent(admin, (b'"code":"',), given["since"], given["until"], None)
     codes: dict[str, Counter[str]] = {}
     for line in found["lines"]:
-        if line.get("account") and isinstance(line.get("status"), int) and 400 <= line["status"] < 500:
-            codes.setdefault(str(line["account"]), Counter())[str(line["code"])] += 1
+        if isinstance(line.get("status"), int) and 400 <= line["status"] < 500:
+            codes.setdefault(str(line.get("account") or ""), Counter())[str(line["code"])] += 1
+    unidentified = codes.pop("", Counter()).total()
     by_number = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
     rows = [{"account": one, "refused": of.total(), "code": of.most_common(1)[0][0]} for one, of in by_number]
-    return {"accounts": rows, "is_complete": found["is_complete"] and len(found["lines"]) < RECENT_LINES}
+    is_complete = found["is_complete"] and len(found["lines"]) < RECENT_LINES
+    return {"accounts": rows, "unidentified": unidentified, "is_complete": is_complete}
 
 
 async def _comparison(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _actor(actor: str) -> str:
     named = _BY_KEY.fullmatch(actor)
     if named is not None:
         return f"{named[1]} (operator key)" if named[1] else f"The operator key {named[2]}"
-    return {"unknown": "Someone unknown", "deployment": "The configuration"}.get(actor, actor)
+    return {"unknown": "Someone unknown", "deployment": "The configuration", "stripe": "Stripe"}.get(actor, actor)
 
 
 def ids_in(records: Collection[AuditRecord]) -> tuple[str, ...]:

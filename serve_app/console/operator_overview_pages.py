@@ -111,6 +111,7 @@ async def overview(visit: Visit) -> Response:
     begins_today = period_at("day", now).begins
     recent, history = await visit.console.pressure.recent(), visit.console.pressure.history
     refused = await _refused(visit, begins_today, now)
+    unidentified = 0 if refused is None else refused.get("unidentified", 0)  # an older gateway does not count these
     failures = Counter((one.account_id, one.model) for one in failed).most_common(FAILURES)
     ids = [account_id for (account_id, _), _ in failures]
     ids += [] if refused is None else [one["account"] for one in refused["accounts"][:FAILURES]]
@@ -132,7 +133,8 @@ async def overview(visit: Visit) -> Response:
         names=await run(operators.NameSubjects(tuple(dict.fromkeys(ids)))),
         refused=None if refused is None else refused["accounts"][:FAILURES],
         refused_by={} if refused is None else {one["account"]: one["refused"] for one in refused["accounts"]},
-        refused_today=0 if refused is None else sum(one["refused"] for one in refused["accounts"]),
+        refused_today=0 if refused is None else sum(one["refused"] for one in refused["accounts"]) + unidentified,
+        unidentified=unidentified,
         refused_is_all=refused is None or refused["is_complete"],
         codes=CODES,
         recent=recent,

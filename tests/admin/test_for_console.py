@@ -134,6 +134,7 @@ async def test_refusals_of_all_accounts_are_counted(world: World, tmp_path: Path
             {"account": "acct_2", "refused": 3, "code": "requests"},
             {"account": "acct_1", "refused": 1, "code": "requests"},
         ],
+        "unidentified": 1,
         "is_complete": True,
     }
 
