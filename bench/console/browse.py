@@ -26,6 +26,13 @@ from serve_app.storage.sealing import SecretKeys
 PATIENCE_S: Final = 60
 #: Entries of PAGES that a browser does not show: files, parts of pages, and redirects to another server.
 NO_PAGES: Final = ("/static/", ".csv", ".pdf", ".json", "/openid", "/playground/requests/")
+SITE: Final = "https://example.com"
+BRAND: Final = {
+    "terms_url": f"{SITE}/terms",
+    "privacy_url": f"{SITE}/privacy",
+    "contact": "support@example.com",
+    "status_url": f"{SITE}/status",
+}
 PUBLIC: Final = ("/", "/docs", "/docs/guides/quick-start")  # outside the console
 
 
@@ -37,8 +44,9 @@ class Lived(WithConsole, Bundled):
     def config(self) -> dict[str, Any]:
         config = super().config()
         mail = {"host": "127.0.0.1", "port": 9, "sender": "console@example.com"}  # nothing listens on this port
-        console = {"mail": mail, "url": f"{self.base_url}/console", "signup": "open"}
+        console = {"mail": mail, "url": f"{self.base_url}/console", "signup": "open", "brand": BRAND}
         config["applications"][-1]["args"] |= console
+        next(one for one in config["applications"] if one["name"] == "gateway")["args"]["brand"] = BRAND
         return config
 
     def command(self) -> list[str]:

@@ -27,6 +27,7 @@ LATEST_S: Final = 300.0
 MINUTE_S: Final = 60.0
 CLIENT_LEFT: Final = 499
 MAX_COUNTED: Final = 10_000  # requests in one search
+CODES: Final = 3  # of the refused requests of an account
 KINDS: Final = ("completed", "rejected", "failed", "cancelled")  # of ended requests
 _SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recent")
 
@@ -51,7 +52,7 @@ async def _refusals(admin: AdminServices, given: Mapping[str, Any], _: Audit | N
 
 
 async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:
-    """Returns the number of refused requests and the most frequent code by account, highest number first.
+    """Returns the number of refused requests and the most frequent codes by account, highest number first.
 
     `unidentified` is the number of those without a valid key.
     """
@@ -62,7 +63,10 @@ async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | No
             codes.setdefault(str(line.get("account") or ""), Counter())[str(line["code"])] += 1
     unidentified = codes.pop("", Counter()).total()
     by_number = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
-    rows = [{"account": one, "refused": of.total(), "code": of.most_common(1)[0][0]} for one, of in by_number]
+    rows = [
+        {"account": one, "refused": of.total(), "code": of.most_common(1)[0][0], "codes": of.most_common(CODES)}
+        for one, of in by_number
+    ]
     is_complete = found["is_complete"] and len(found["lines"]) < RECENT_LINES
     return {"accounts": rows, "unidentified": unidentified, "is_complete": is_complete}
 

@@ -19,7 +19,7 @@ from serve_app.contracts.billing import (
     SetBillingDetails,
 )
 from serve_app.contracts.books import AccountSnapshot, Statement
-from serve_app.contracts.money import summing_places
+from serve_app.contracts.money import listing_places, summing_places
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ShowRecharge
 from serve_app.contracts.units import DAY_S
@@ -127,6 +127,7 @@ def _shown(statement: Statement) -> dict[str, Any]:
         "statement": statement,
         "movements": [*statement.movements, *statement.usage],
         "places": summing_places(rows),
+        "listing_places": listing_places(rows[1:]),
     }
 
 

@@ -241,7 +241,11 @@ async def _errors(visit: Visit, account_id: str, begins: float, ends: float) -> 
 
 def _error(line: Mapping[str, Any]) -> dict[str, Any]:
     code = str(line.get("code") or "")
-    reason = str(line.get("reason") or CODES.get(code) or code)
+    model = None if line.get("model") in (None, "none") else line["model"]
+    what = CODES.get(code)
+    if code == "model_not_found":  # the log names only models that exist
+        what = f"The API key may not use {model}." if model else "There is no model of this name."
+    reason = str(line.get("reason") or what or code)
     status = line.get("status")
     return {
         "at": datetime.fromisoformat(str(line["time"])).timestamp(),
@@ -249,8 +253,8 @@ def _error(line: Mapping[str, Any]) -> dict[str, Any]:
         "is_refused": isinstance(status, int) and 400 <= status < 500,
         "code": code,
         "reason": reason,
-        "why": CODES.get(code) or reason,
-        "model": None if line.get("model") in (None, "none") else line["model"],
+        "why": what or reason,
+        "model": model,
         "key": line.get("key"),
         "request_id": line.get("request_id"),
     }

@@ -143,6 +143,7 @@ def _quality(latest: Sequence[UsageRecord], now: float, since: float) -> dict[st
     rows = [row for row in latest if row.finished_at >= begins]
     seconds = sorted(row.finished_at - row.started_at for row in rows if row.outcome is not Outcome.FAILED)
     found = {"of": float(len(rows)), "failed": float(len(rows) - len(seconds)), "is_day": float(since <= begins)}
+    found["since"] = min((row.finished_at for row in rows), default=now)
     if seconds:
         found |= {"median": seconds[len(seconds) // 2], "p95": seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]}
     return found

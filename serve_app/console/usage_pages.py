@@ -14,7 +14,7 @@ from serve_app.console.usage_report import GROUPS, MEASURES, Report, report
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.errors import InvalidValue
-from serve_app.contracts.money import summing_places
+from serve_app.contracts.money import listing_places
 from serve_app.contracts.periods import Period, month_named
 from serve_app.contracts.units import DAY_S, HOUR_S
 from serve_app.storage.exports import Csv
@@ -39,8 +39,8 @@ async def usage(visit: Visit) -> Response:
         account=account,
         report=found,
         chart=None if found is None else _chart(found, account.currency, visit.console.now()),
-        group_places=2 if found is None else summing_places([one.charged for one in found.groups.values()]),
-        moment_places=2 if found is None else summing_places([one.charged for one in found.moments.values()]),
+        group_places=2 if found is None else listing_places([one.charged for one in found.groups.values()]),
+        moment_places=2 if found is None else listing_places([one.charged for one in found.moments.values()]),
         when=when,
         chosen=chosen_range_of(visit, when) | chosen,
         group_label=GROUPS[group],

@@ -62,6 +62,11 @@ def summing_places(amounts: Sequence[int]) -> int:
     return EXACT_PLACES
 
 
+def listing_places(amounts: Sequence[int]) -> int:
+    """Returns 2 decimal places for a list of sums; as many as `summing_places` if an amount is below 0.01."""
+    return summing_places(amounts) if any(0 < abs(nano) < NANO_PER_UNIT // 100 for nano in amounts) else 2
+
+
 def fixed_amount(nano: int, places: int) -> str:
     """Returns an amount for people, rounded to a number of decimal places: "−1,234.50"."""
     rounded = (Decimal(nano) / NANO_PER_UNIT).quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN)

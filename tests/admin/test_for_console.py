@@ -131,8 +131,8 @@ async def test_refusals_of_all_accounts_are_counted(world: World, tmp_path: Path
     now = world.admin.now()
     assert await run(world, "refused", {"since": now - 120, "until": now}) == {
         "accounts": [
-            {"account": "acct_2", "refused": 3, "code": "requests"},
-            {"account": "acct_1", "refused": 1, "code": "requests"},
+            {"account": "acct_2", "refused": 3, "code": "requests", "codes": [("requests", 2), ("budget_exceeded", 1)]},
+            {"account": "acct_1", "refused": 1, "code": "requests", "codes": [("requests", 1)]},
         ],
         "unidentified": 1,
         "is_complete": True,
