@@ -50,7 +50,7 @@ _NUMBER: Final = re.compile(r"\d[\d.,]*")
 #: What a code means, for requests that were logged without a reason.
 CODES: Final = {
     "requests": "More requests per minute than the limit.",
-    "tokens": "More tokens per minute than the limit, or than the model's load left.",
+    "tokens": "Too many tokens per minute, or the model is busy.",
     "concurrency": "More requests at once than the limit.",
     "wrong_keys": "Too many requests with wrong API keys.",
     "insufficient_balance": "The account's balance did not cover the request.",

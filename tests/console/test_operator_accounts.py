@@ -70,7 +70,7 @@ def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_
     assert {one["name"]: sum(one["values"]) for one in chart(page, "errors")["series"]} == {
         "More requests per minute than the limit": 3,
         "The service failed": 2,
-        "More tokens per minute than the limit, or than the model's load left": 1,
+        "Too many tokens per minute, or the model is busy": 1,
     }
     assert ">API key</th>" in page
     page = browser.get(f"{path}/refusals", params={"code": "server_error", "at": "2026-06-01T11:58"}).text
