@@ -12,7 +12,7 @@ def spare_lasting_objects() -> None:
 
 
 def collect_in_short_pauses() -> None:
-    """Scans new objects less often than by default, in passes of about 0.1 s at most.
+    """Scans new objects less often than by default, but often enough that a pass stays short.
 
     A gateway with 512 streams would otherwise spend a seventh of its time on scans. A higher first threshold, or a
     higher second one, makes single passes longer: the tracebacks of 512 hang-ups were collected in one pause of 1.2 s.
