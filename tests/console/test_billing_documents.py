@@ -27,9 +27,9 @@ DETAILS = {"company": "Ångström AB", "address": "Storgatan 5\r\n\r\n111 22  St
 def text_of(pdf: bytes) -> str:
     """Returns the texts of all pages, one a line."""
     found = []
-    for stream in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
+    for length, start in ((int(one[1]), one.end()) for one in re.finditer(rb"/Length (\d+)\n>>\nstream\r?\n", pdf)):
         try:
-            content = zlib.decompress(stream)
+            content = zlib.decompress(pdf[start : start + length])
         except zlib.error:
             continue
         found += [re.sub(rb"\\(.)", rb"\1", one).decode("windows-1252") for one in SHOWN.findall(content)]

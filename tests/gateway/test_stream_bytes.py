@@ -126,7 +126,7 @@ KINDS = {
     "call_choices": Kind(
         (said(*TIME), said("No.")),
         (calls(("get_time", "{}")), text("No.")),
-        {"n": 2, "tools": TOOLS["tools"]},
+        {"n": 2, "tools": TOOLS["tools"], **USAGE},  # without it, the choice that ends last has the usage
         template=QWEN,
     ),
     "failure": one("Hel", "lo", FAILS, reads=text("Hello", None), fails=True, **USAGE),
