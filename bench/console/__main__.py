@@ -30,7 +30,7 @@ _CSRF: Final = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 
 
 class Readers:
-    """Signed-in sessions of one person. `waits` has the seconds of each page."""
+    """Signed-in sessions of one person. `waits` has the seconds that each page took."""
 
     def __init__(self, base_url: str, account_id: str, sessions: int) -> None:
         self.waits: list[float] = []
@@ -39,7 +39,7 @@ class Readers:
         self._http = [_client(base_url, number) for number in range(sessions)]
 
     async def sign_in(self, link: str) -> None:
-        """The first session accepts the invitation. The others sign in one by one: each password takes 64 MiB."""
+        """The first session accepts the invitation. The others sign in in turn: each sign-in takes 64 MiB."""
         first, *others = self._http
         await self._submit(first, link, name="Reader", new_password=PASSWORD)
         for http in others:
@@ -76,7 +76,7 @@ def _client(base_url: str, number: int) -> httpx.AsyncClient:
 
 
 async def chat(base_url: str, key: str, clients: int, seconds: float) -> list[float]:
-    """Streams replies in closed loops. Returns the seconds of each."""
+    """Requests streamed replies in closed loops. Returns the seconds that each reply took."""
     waits: list[float] = []
     until = time.monotonic() + seconds
     head = {"authorization": f"Bearer {key}"}

@@ -24,7 +24,7 @@ from serve_app.contracts.units import DAY_S, HOUR_S
 DAYS: Final = 60
 BATCH: Final = 250  # settlements
 PRICE: Final = Price(270, 70, 1100)  # as in config.yaml, in nano-units per token
-WEEK: Final = (1.0, 1.1, 1.15, 1.05, 0.9, 0.35, 0.3)  # requests of a day, from Monday on
+WEEK: Final = (1.0, 1.1, 1.15, 1.05, 0.9, 0.35, 0.3)  # relative number of requests on each day, from Monday
 HOURS: Final = (0.3,) * 7 + (0.6, 1.0) + (1.4,) * 8 + (1.0, 0.8) + (0.5,) * 5
 OWNER, OPERATOR, SECOND = "mira@acme-robotics.example", "lena@example.com", "omar@example.com"
 BY_OWNER, BY_OPERATOR, BY_SECOND = Audit(OWNER), Audit(OPERATOR), Audit(SECOND)
@@ -121,7 +121,7 @@ class _Past:
         started = day + (rng.choices(range(24), HOURS)[0] + rng.random()) * HOUR_S
         prompt = min(30_000, round(rng.lognormvariate(8.9, 0.9)))
         completion = min(8_000, round(rng.lognormvariate(6.7, 0.7)))
-        failing = 6 if day < self.end - 2 * DAY_S else 0  # later ones would be in the gateway's log too
+        failing = 6 if day < self.end - 2 * DAY_S else 0  # recent failures would be in the gateway's log too
         [outcome] = rng.choices((Outcome.COMPLETED, Outcome.CANCELLED, Outcome.FAILED), (980 - failing, 20, failing))
         completion //= {Outcome.COMPLETED: 1, Outcome.CANCELLED: 3, Outcome.FAILED: 10_000}[outcome]
         return Settlement(

@@ -1,7 +1,7 @@
 """Takes pictures of the console for README.md: `make pictures`, two minutes.
 
-It needs Debian's chromium-driver. With `--all`, takes every page instead, in the size of a desktop and of a phone, of a
-service that has had some minutes of traffic and a canary: about twelve minutes.
+It needs Debian's chromium-driver. With `--all`, it takes every page instead, at the sizes of a desktop and a phone, in
+about twelve minutes. The service then has a canary and some minutes of traffic.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Busy(Lived):
         return config
 
     def visit(self, ended: threading.Event) -> None:
-        """Sends requests of the accounts in the pictures, a few of which are rejected."""
+        """Sends requests with the keys of the accounts in the pictures. The service rejects a few of them."""
         rng, keys = Random("visitors"), self.life.api_keys
         while not ended.wait(rng.expovariate(PER_S)):
             model = rng.choices(("svc-chat", "svc-coder", "svc-large"), (60, 37, 3))[0]

@@ -27,7 +27,7 @@ LATEST_S: Final = 300.0
 MINUTE_S: Final = 60.0
 CLIENT_LEFT: Final = 499
 MAX_COUNTED: Final = 10_000  # requests in one search
-CODES: Final = 3  # of the refused requests of an account
+CODES: Final = 3  # most frequent error codes, per account
 KINDS: Final = ("completed", "rejected", "failed", "cancelled")  # of ended requests
 _SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recent")
 
@@ -57,14 +57,19 @@ async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | No
     `unidentified` is the number of those without a valid key.
     """
     found = await _recent(admin, (b'"code":"',), given["since"], given["until"], None)
-    codes: dict[str, Counter[str]] = {}
+    codes: dict[str, Counter[tuple[str, int]]] = {}
     for line in found["lines"]:
         if isinstance(line.get("status"), int) and 400 <= line["status"] < 500:
-            codes.setdefault(str(line.get("account") or ""), Counter())[str(line["code"])] += 1
+            codes.setdefault(str(line.get("account") or ""), Counter())[str(line["code"]), line["status"]] += 1
     unidentified = codes.pop("", Counter()).total()
     by_number = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
     rows = [
-        {"account": one, "refused": of.total(), "code": of.most_common(1)[0][0], "codes": of.most_common(CODES)}
+        {
+            "account": one,
+            "refused": of.total(),
+            "code": of.most_common(1)[0][0][0],
+            "codes": [[code, number, status] for (code, status), number in of.most_common(CODES)],
+        }
         for one, of in by_number
     ]
     is_complete = found["is_complete"] and len(found["lines"]) < RECENT_LINES
@@ -127,6 +132,9 @@ def _summary(lines: list[Line]) -> dict[str, Any]:
         "failed": failed,
         "first_token_ms": _percentiles(first),
         "per_token_ms": _percentiles(per_token),
+        "completion_tokens": _percentiles(
+            [float(line["completion_tokens"]) for line in done if "completion_tokens" in line]
+        ),
         "total_ms": _percentiles([line["total_ms"] for line in done if line.get("total_ms") is not None]),
     }
 

@@ -25,7 +25,7 @@ from serve_app.contracts.units import DAY_S
 
 #: Labels of the limits in forms.
 LIMIT_LABELS: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
-LATEST: Final = 500  # requests whose times are shown as the last use of their keys
+LATEST: Final = 500  # requests of the last 24 hours in which the last use of each key is looked up
 CHART_DAYS: Final = 30
 #: Seconds during which a replaced key keeps working, by option of the form.
 OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "0 minutes": 0.0}
@@ -148,7 +148,7 @@ async def _makers(visit: Visit, account_id: str) -> dict[str, str]:
 
 
 async def _last_use(visit: Visit, key: KeySnapshot, day: str) -> float | None:
-    """Returns when the key was last used on its last day; None if the account has sent too many requests since."""
+    """Returns when the key was last used on `day`; None if the account has sent too many requests after that."""
     on = day_named(day)
     search = commands.SearchRequests(key.account_id, on.begins, on.ends, key_ids=(key.key_id,), limit=1)
     found = (await visit.console.books.run(search)).rows

@@ -12,6 +12,7 @@ from serve_app.console import (
     alert_pages,
     billing_pages,
     code_pages,
+    error_pages,
     live_pages,
     management_pages,
     member_pages,
@@ -90,7 +91,7 @@ PAGES: Final = (
     Page("GET", "/operator", OPERATORS, operator_overview_pages.overview, "Service"),
     Page("GET", "/operator/accounts", OPERATORS, operator_account_pages.accounts, "Accounts"),
     Page("GET", "/operator/accounts/{id}", OPERATORS, operator_account_pages.account),
-    Page("GET", "/operator/accounts/{id}/refusals", OPERATORS, operator_account_pages.errors),
+    Page("GET", "/operator/accounts/{id}/refusals", OPERATORS, error_pages.for_operators),
     Page("POST", "/operator/accounts/{id}/limits", SUPPORT, operator_account_pages.set_limits),
     Page("POST", "/operator/accounts/{id}/active", SUPPORT, operator_account_pages.set_active),
     Page("POST", "/operator/accounts/{id}/notes", WRITERS, operator_account_pages.add_note),
@@ -138,6 +139,7 @@ PAGES: Final = (
     Page("GET", "/accounts/{account_id}/requests", EVERY_MEMBER, request_pages.requests, "Requests"),
     Page("GET", "/accounts/{account_id}/requests.csv", EVERY_MEMBER, request_pages.csv),
     Page("GET", "/accounts/{account_id}/requests/{request_id}", EVERY_MEMBER, request_pages.request),
+    Page("GET", "/accounts/{account_id}/errors", EVERY_MEMBER, error_pages.of_account),
     Page("GET", "/accounts/{account_id}/billing", PAYERS, billing_pages.billing, "Billing"),
     Page("POST", "/accounts/{account_id}/billing", PAYERS, payment_pages.add_funds),
     Page("POST", "/accounts/{account_id}/billing/recharge", PAYERS, recharge_pages.change),
@@ -168,13 +170,13 @@ async def missing(_: Visit) -> Response:
 
 
 def build_console(console: Console) -> FastAPI:
-    """Builds the application, with each page behind its rule."""
+    """Builds the application. Each page is open only to the roles of its rule."""
     console.pages = PAGES
     respond = responder(console, Page("GET", "", ANYONE, missing))
 
     async def no_page(request: Request, _: Exception) -> Response:
         root = str(request.scope.get("root_path", ""))
-        if request.url.path == root:  # Serve passes the bare prefix as a separate path
+        if request.url.path == root:  # the route prefix without a slash, which Serve passes on
             return RedirectResponse(f"{root}/", headers=HEADERS)
         return await respond(request)
 

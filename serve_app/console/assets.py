@@ -19,7 +19,7 @@ from xml.sax.saxutils import quoteattr
 VENDOR: Final = Path(__file__).parent / "static" / "vendor"
 RECORD: Final = "vendor.json"
 SPRITE: Final = "icons.svg"
-#: Version and built files of each package. The files are by their name in VENDOR.
+#: Version of each package, and its built files: name in VENDOR → path in the package.
 PACKAGES: Final = {
     "@tabler/core": ("1.6.1", {"tabler.min.css": "dist/css/tabler.min.css", "tabler.min.js": "dist/js/tabler.min.js"}),
     "htmx.org": ("4.0.1", {"htmx.min.js": "dist/htmx.min.js"}),
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def sprite(nodes: dict[str, list[tuple[str, dict[str, str]]]]) -> bytes:
-    """Returns an SVG file with one symbol per icon. `nodes` are the shapes by icon."""
+    """Returns an SVG file with one symbol per icon. `nodes` has the shapes of each icon."""
     lines = ["<!-- Tabler Icons, MIT licence, copyright Paweł Kuna -->", '<svg xmlns="http://www.w3.org/2000/svg">']
     for icon in ICONS.split():
         shapes = "".join(

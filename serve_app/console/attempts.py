@@ -1,4 +1,4 @@
-"""Rates of password attempts and of requests to pages, in this process.
+"""Limits the rates of sign-in attempts and of requests for mails, in this process.
 
 Nobody is locked out permanently: after a burst, the next attempt is possible once a part of the window has passed. A
 browser in which a person has signed in before has a signed cookie and its own rate. Attempts from
@@ -19,23 +19,23 @@ from serve_app.storage.sealing import SecretKeys
 #: Attempts within WINDOW_S. After a burst of this size, one more is possible every WINDOW_S / limit.
 WINDOW_S: Final = 900.0
 OF_BROWSER: Final = 10  # per known browser
-OF_PAIR: Final = 10  # per network address and e-mail address, from unknown browsers, as the next two
+OF_PAIR: Final = 10  # per pair of network address and e-mail address; this and the next two are for unknown browsers
 OF_EMAIL: Final = 50  # per e-mail address
 OF_ADDRESS: Final = 100  # per network address
 OF_SIGNED_IN: Final = 5  # per person who confirms a change with the password
 OF_CODES: Final = 5  # one-time codes after a right password
-OF_MAILS: Final = 3  # mails to an e-mail address that strangers may request
+OF_MAILS: Final = 3  # mails to one e-mail address, requested by anyone
 OF_MAILS_TO_ALL: Final = 300  # sign-up mails to all e-mail addresses together
 OF_MAILS_OF_ADDRESS: Final = 20  # mails requested from a network address
-#: Names with a rate. Each attempt takes the time of a password check, so others can't evict a name within the window.
+#: Maximum number of names. An attempt takes as long as a password check, so a flood can't evict a name in the window.
 MAX_KEPT: Final = 60_000
 KNOWN_S: Final = 180 * DAY_S
 
 
 class Attempts:
-    """Counts attempts when they begin, even if they succeed: each session is a write. `clock` returns seconds.
+    """Counts attempts when they begin. Successful ones count, too: each stores a session. `clock` returns seconds.
 
-    `address` is None if it is not known: without trusted proxies, clients may share one or choose it.
+    `address` is None without trusted proxies: the address that is seen may be shared, or chosen by the client.
     `browser` is the id of a known browser, or None.
     """
 
@@ -46,7 +46,7 @@ class Attempts:
         self._used = Rates(clock, MAX_KEPT, WINDOW_S)
 
     def begin(self, address: str | None, email: str, browser: str | None = None) -> float:
-        """Counts an attempt to sign in. Returns 0, or the seconds to wait. Then it must not be made."""
+        """Counts an attempt to sign in. Returns 0, or the seconds to wait before the attempt may be made."""
         if browser is not None:
             return self._rates.count((f"browser {browser}", OF_BROWSER))
         limits = [(f"email {_normal(email)}", OF_EMAIL)]
@@ -76,7 +76,7 @@ class Attempts:
         return self._rates.count((f"link {_normal(email)}", OF_PAIR))
 
     def begin_passkey(self, address: str | None, challenge: str) -> float:
-        """Counts the use of a challenge, like `begin`. It expires before the window allows a second use."""
+        """Counts the use of a challenge, like `begin`. The challenge expires before the window allows a second use."""
         return self._once(address, f"challenge {challenge}", 1)
 
     def begin_openid(self, address: str | None, state: str) -> float:

@@ -42,7 +42,7 @@ def sentence(record: AuditRecord, names: Mapping[str, str], currency: str = "") 
 
 
 def _actor(actor: str) -> str:
-    """Returns who acted: a person's address, or in words what else it was."""
+    """Returns who acted: a person's e-mail address, or a description such as "The configuration"."""
     named = _BY_KEY.fullmatch(actor)
     if named is not None:
         return f"{named[1]} (operator key)" if named[1] else f"The operator key {named[2]}"

@@ -22,7 +22,7 @@ MINUTE_S: Final = 60.0
 _UNITS: Final = ((HOUR_S, "hour"), (MINUTE_S, "minute"))
 SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
-_AMOUNT: Final = re.compile(r"\([A-Z]{3}[^()]*\)$")  # ends the name of a column of amounts
+_AMOUNT: Final = re.compile(r"\([A-Z]{3}[^()]*\)$")  # the unit at the end of a column's name, if the column has amounts
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
 MAX_LEAD: Final = 22  # letters in the name of the leading column on a narrow screen
 
@@ -33,7 +33,7 @@ def balance(nano: int) -> str:
 
 
 def places(amounts: Sequence[int]) -> int:
-    """Returns the decimal places of a column of costs, with which a middle one has COLUMN_DIGITS significant digits."""
+    """Returns the decimal places of a column of costs: enough for COLUMN_DIGITS significant digits of the median."""
     known = sorted(abs(nano) for nano in amounts if nano)
     if not known:
         return 2
@@ -41,7 +41,7 @@ def places(amounts: Sequence[int]) -> int:
 
 
 def fixed(nano: int, decimals: int) -> str:
-    """Returns an amount with `decimals` places; one that would be 0 is "<" and the least amount that isn't."""
+    """Returns an amount with `decimals` places. Instead of rounding to 0, returns "<" and the smallest amount shown."""
     least = Decimal(NANO_PER_UNIT).scaleb(-decimals)
     return fixed_amount(nano, decimals) if not 0 < nano < least / 2 else f"<{fixed_amount(int(least), decimals)}"
 
@@ -91,7 +91,7 @@ def log_time(unix: float) -> str:
 
 
 def short_id(request_id: str) -> str:
-    """Returns a request's id with its prefix, and its start and end: "chatcmpl-01a2…c9e0"."""
+    """Returns a shortened request id, with the prefix and both ends of the rest: "chatcmpl-01a2…c9e0"."""
     prefix, dash, rest = request_id.rpartition("-")
     return request_id if len(rest) <= 12 else f"{prefix}{dash}{rest[:4]}…{rest[-4:]}"
 
@@ -170,7 +170,7 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
 
 
 def _lead(columns: Sequence[str | tuple[str, str]]) -> int:
-    """Returns the place of the column shown beside the first: amounts, else the status, else numbers, else -1."""
+    """Returns the index of the column to show beside the first: amounts, else the status, else numbers, else -1."""
     rest = [(one, "") if isinstance(one, str) else one for one in columns]
     amounts = [bool(_AMOUNT.search(name)) and side == "end" for name, side in rest]
     for chosen in (amounts, [name == "Status" for name, _ in rest], [side == "end" for _, side in rest]):

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from serve_app.console.web import HEADERS, Console, Visit
 from serve_app.contracts.offers import Front
 
-#: Purpose of each identifier. A backend is chosen for it, not the other way round.
+#: Purpose of each identifier, for which its backends are chosen.
 PURPOSES: Final = {"svc-chat": "Conversation and general text", "svc-coder": "Programming and mathematics"}
 
 

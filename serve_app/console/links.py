@@ -1,7 +1,7 @@
 """Links that are e-mailed: each has the address, its expiry, and a signature.
 
-Nothing is stored, so strangers who ask for links write nothing to the ledger. The signature covers a `state`. Using the
-link changes it, so a link works once.
+Nothing is stored, so strangers who ask for links write nothing to the ledger. The signature covers a `state`,
+which changes when the link is used. A link therefore works once.
 """
 
 from __future__ import annotations

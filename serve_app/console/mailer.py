@@ -73,5 +73,5 @@ async def _logged(work: Awaitable[None]) -> None:
     try:
         await work
     except Exception as failure:
-        # Without the address and the text, which can have a link.
+        # Do not log the address, or the text, which may contain a link.
         logger.warning("an e-mail was not sent: %s", type(failure).__name__)

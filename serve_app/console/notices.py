@@ -25,7 +25,7 @@ class Notices:
         self._until = -math.inf
 
     async def look(self) -> None:
-        """Reads the notices again after KEPT_S. Keeps those it has while the ledger is unavailable."""
+        """Reads the notices again after KEPT_S. Keeps the known ones while the ledger is unavailable."""
         if self._now() >= self._until:
             self._until = self._now() + KEPT_S
             with contextlib.suppress(Unavailable, LedgerUnavailable):
@@ -35,7 +35,7 @@ class Notices:
         self._until = -math.inf
 
     def shown(self, account_id: str | None) -> list[Announcement]:
-        """Returns the notices that people of an account see now. None: on pages without an account."""
+        """Returns the notices that people of an account see now. `account_id` is None on pages without an account."""
         now = self._now()
         mine = [one for one in self._known if one.account_id in ("", account_id)]
         return [one for one in mine if one.starts_at <= now and (one.ends_at is None or now < one.ends_at)][:MAX_SHOWN]

@@ -1,7 +1,7 @@
 """Watches the accounts' alerts and sends notices by e-mail or signed webhook.
 
 A notice is sent at least once. A webhook's `webhook-id` is the notice's id, with which a receiver can skip duplicates
-(Standard Webhooks). After any failure, a notice is retried with growing backoff for about a day. All due notices are
+(Standard Webhooks). After any failure, a notice is retried with growing backoff for about 32 hours. All due notices are
 sent concurrently, each with a timeout, so slow receivers delay a turn by at most half a minute.
 """
 
@@ -45,7 +45,7 @@ WORDS: Final = {
     "month": "This month's spending is {value} {currency} and has reached {threshold}.",
     "unusual": "Today's spending is {value} {currency}: three times what was usual in the last seven days, or more.",
 }
-#: The account's holder gets no details, which can name hosts of the service's own network. The log has them.
+#: Shown to the account's members instead of the reason, which can name internal hosts. The log has the reason.
 NOT_DELIVERED: Final = "not delivered: the address could not be reached, or did not take the message in time"
 PAUSED: Final = "recharge.paused"
 PAUSED_WORDS: Final = (
@@ -87,7 +87,7 @@ class Notifier:
             for alarm in alarms:
                 await self._books.run(RaiseAlarm(alarm))
         due = await self._books.run(ListNotices())
-        # Wait for all, even after an error of the ledger: the next turn would send the remaining notices concurrently.
+        # Wait for all, even after an error of the ledger: the next turn would send notices that are still being sent.
         for outcome in await asyncio.gather(*map(self._tell, due), return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -100,7 +100,8 @@ class Notifier:
                     await self._post(notice)
                 else:
                     await self._send(notice)
-        except Exception as failure:  # a notice without a recorded attempt stays due, ahead of later ones
+        # Record any failure: a notice without a recorded attempt would stay due, ahead of later ones.
+        except Exception as failure:
             error = str(failure) if isinstance(failure, BadAnswer | BadAddress) else NOT_DELIVERED
             reason = str(failure) or f"not done within {bound:g} s"
             logger.warning("notice %s was not delivered: %s: %s", notice.notice_id, type(failure).__name__, reason)

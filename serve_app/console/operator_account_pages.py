@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from fastapi.responses import Response
 
+from serve_app.console import error_pages
 from serve_app.console.audit_sentences import ids_in, sentence
-from serve_app.console.key_names import is_playground, playground_name
+from serve_app.console.key_names import is_playground
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
-from serve_app.contracts.books import KeySnapshot, UsageRow
+from serve_app.contracts.books import UsageRow
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import AccountNotFound, InvalidAmount, LedgerError
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import parse_amount
-from serve_app.contracts.people import ListPeople, Person
+from serve_app.contracts.people import ListPeople
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ORDER_S, EndAttempt, ShowRecharge
-from serve_app.contracts.units import DAY_S, HOUR_S
+from serve_app.contracts.units import DAY_S
 
 PAGE: Final = 50
 SPENDING_DAYS: Final = 30
@@ -39,32 +36,9 @@ LABELS: Final = {
     "rpm": "Requests per minute",
     "tpm": "Tokens per minute",
     "concurrency": "Concurrent requests",
-    "weight": "Priority under load",
+    "weight": "Weight under load",
 }
 SHOWN_ERRORS: Final = 5  # rows
-MAX_ERRORS: Final = 200  # that a gateway returns
-LIMIT_CODES: Final = ("requests", "tokens", "concurrency")  # of limits that operators set
-OF_KEY: Final = "of this API key"  # in the reason, if the limit is the key's
-AROUND_S: Final = 600.0  # before and after the time that an operator asks about
-_NUMBER: Final = re.compile(r"\d[\d.,]*")
-#: What a code means, for requests that were logged without a reason.
-CODES: Final = {
-    "requests": "More requests per minute than the limit.",
-    "tokens": "Too many tokens per minute, or the model is busy.",
-    "concurrency": "More requests at once than the limit.",
-    "wrong_keys": "Too many requests with wrong API keys.",
-    "insufficient_balance": "The account's balance did not cover the request.",
-    "budget_exceeded": "The API key's budget was spent.",
-    "invalid_api_key": "The API key is revoked or expired, or the account is suspended.",
-    "address_not_allowed": "The API key may not be used from this address.",
-    "model_not_found": "The model does not exist, or the API key may not use it.",
-    "context_length_exceeded": "The prompt is longer than the model's context.",
-    "overloaded": "The model had no capacity.",
-    "overloaded_error": "The model had no capacity.",
-    "server_error": "The service failed.",
-    "invalid_format": "The body was not a valid request.",
-    "invalid_parameter": "A parameter was out of range.",
-}
 
 
 async def accounts(visit: Visit) -> Response:
@@ -129,7 +103,7 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         run(commands.ListAudit(wanted, limit=50)),
         run(ShowRecharge(wanted)),
         _status(visit, wanted),
-        _errors(visit, wanted, now - DAY_S, now),
+        error_pages.read(visit, wanted, now - DAY_S, now),
         run(commands.SumUsage(wanted, day_from=since, day_to=today, group_by=("key", "day"))),
     )
     await run(commands.RecordAudit(visit.audit, "read_account", wanted, wanted))
@@ -153,9 +127,10 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         notes=notes,
         limits=[(name, LABELS.get(name, name), shown.limits.get(name)) for name in ACCOUNT_LIMITS],
         current=status,
-        errors=None if errors is None else _grouped(errors[::-1])[:SHOWN_ERRORS],
-        **_numbers(errors),
-        key_names=_key_names(keys, people[0]),
+        errors=None if errors is None else error_pages.grouped(errors[::-1])[:SHOWN_ERRORS],
+        **error_pages.numbers(errors),
+        key_names=error_pages.key_names(keys, people[0]),
+        labels=LABELS,
         credits=CREDITS,
         alone=console.credit_alone,
         changes=[(one.at, sentence(one, names, shown.currency)) for one in changes],
@@ -164,43 +139,6 @@ async def account(visit: Visit, failed: str = "", error: Refused | LedgerError |
         failed=failed,
         problem="" if error is None else str(error),
         form=visit.form,
-        section="/operator/accounts",
-    )
-
-
-async def errors(visit: Visit) -> Response:
-    """Shows the requests that were refused or failed: around the time in the query, or in the last 24 hours."""
-    run, wanted = visit.console.books.run, visit.request.path_params["id"]
-    try:
-        shown = await run(commands.GetAccount(wanted))
-    except AccountNotFound:
-        raise Refused(404, f"There is no account {wanted!r}: search by name or id.") from None
-    now, query, problem = visit.console.now(), visit.request.query_params, ""
-    typed, code = query.get("at", "").strip(), query.get("code", "")[:100]
-    begins, ends = now - DAY_S, now
-    if typed:
-        try:
-            at = datetime.fromisoformat(typed).replace(tzinfo=UTC).timestamp()
-            begins, ends = at - AROUND_S, at + AROUND_S
-        except ValueError:
-            problem = "Give the time as YYYY-MM-DDTHH:MM, in UTC."
-    found = await _errors(visit, wanted, begins, ends)
-    await run(commands.RecordAudit(visit.audit, "read_refusals", wanted, wanted, {"from": begins, "to": ends}))
-    keys = await run(commands.ListKeys(wanted))
-    return visit.page(
-        "operator_errors.html",
-        422 if problem else 200,
-        account=shown,
-        **_numbers(found),
-        groups=None if found is None else _grouped([one for one in found[::-1] if code in ("", one["code"])]),
-        counts=_counts(found or ()),
-        chart=None if typed or not found else _by_hour(found, begins, ends),
-        key_names=_key_names(keys, (await run(ListPeople(wanted)))[0]),
-        at=typed,
-        code=code,
-        begins=begins,
-        ends=ends,
-        problem=problem,
         section="/operator/accounts",
     )
 
@@ -215,89 +153,12 @@ def _use(rows: Sequence[UsageRow]) -> dict[str, UsageRow]:
     return uses
 
 
-def _key_names(keys: Sequence[KeySnapshot], people: Sequence[Person]) -> dict[str, str]:
-    """Returns the names of keys by id. That of a playground names the person."""
-    of_playgrounds = {playground_name(one.email): f"Playground ({one.name or one.email})" for one in people}
-    return {key.key_id: of_playgrounds.get(key.name, key.name) if is_playground(key) else key.name for key in keys}
-
-
 async def _status(visit: Visit, account_id: str) -> Any:
     """Returns the account's current limits and holds; None while no limiter answers."""
     try:
         return await visit.console.status_of(account_id)
     except Unavailable:
         return None
-
-
-async def _errors(visit: Visit, account_id: str, begins: float, ends: float) -> list[dict[str, Any]] | None:
-    """Returns the requests that were answered with an error, oldest first; None while no gateway answers."""
-    given = {"account_id": account_id, "since": begins, "until": ends}
-    try:
-        found = await visit.console.administer_or_refuse("refusals", given)
-    except (Refused, Unavailable):
-        return None
-    return [_error(line) for line in found["lines"]]
-
-
-def _error(line: Mapping[str, Any]) -> dict[str, Any]:
-    code = str(line.get("code") or "")
-    model = None if line.get("model") in (None, "none") else line["model"]
-    what = CODES.get(code)
-    if code == "model_not_found":  # the log names only models that exist
-        what = f"The API key may not use {model}." if model else "There is no model of this name."
-    reason = str(line.get("reason") or what or code)
-    status = line.get("status")
-    return {
-        "at": datetime.fromisoformat(str(line["time"])).timestamp(),
-        "status": status,
-        "is_refused": isinstance(status, int) and 400 <= status < 500,
-        "code": code,
-        "reason": reason,
-        "why": what or reason,
-        "model": model,
-        "key": line.get("key"),
-        "request_id": line.get("request_id"),
-    }
-
-
-def _numbers(errors: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Returns how many requests were refused and how many failed; None while no gateway answers."""
-    if errors is None:
-        return {"refused": None, "failures": None, "errors_are_all": True}
-    refused = sum(one["is_refused"] for one in errors)
-    return {"refused": refused, "failures": len(errors) - refused, "errors_are_all": len(errors) < MAX_ERRORS}
-
-
-def _counts(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns each reason with its number of errors, most frequent first, and whether a higher limit would help."""
-    counts = Counter((one["status"], one["code"], one["why"]) for one in errors)
-    of_account = {one["code"] for one in errors if one["code"] in LIMIT_CODES and OF_KEY not in one["reason"]}
-    return [
-        {"status": status, "code": code, "why": why, "number": number, "is_limit": code in of_account}
-        for (status, code, why), number in counts.most_common()
-    ]
-
-
-def _grouped(errors: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Returns neighbours that differ only in numbers, such as the seconds to wait, as one group."""
-
-    def alike(one: Mapping[str, Any]) -> tuple[Any, ...]:
-        return one["status"], one["code"], _NUMBER.sub("#", one["reason"]), one["model"], one["key"]
-
-    return [list(group) for _, group in groupby(errors, alike)]
-
-
-def _by_hour(errors: Sequence[Mapping[str, Any]], begins: float, ends: float) -> dict[str, Any]:
-    """Returns a chart of the errors in each hour (UTC), a series for each reason."""
-    hours = range(int(begins // HOUR_S), int(ends // HOUR_S) + 1)
-    counts = Counter((one["why"], int(one["at"] // HOUR_S)) for one in errors)
-    names = [name for name, _ in Counter(one["why"] for one in errors).most_common()]
-    return {
-        "labels": [datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%dT%H") for hour in hours],
-        "series": [{"name": name.rstrip("."), "values": [counts[name, hour] for hour in hours]} for name in names],
-        "type": "bar",
-        "stacked": True,
-    }
 
 
 async def set_limits(visit: Visit) -> Response:

@@ -1,6 +1,6 @@
 """Pages for operators about models: backends, traffic with a canary, and prices.
 
-A gateway runs each change with the function of `/admin`, so the checks are the same.
+A gateway makes each change with the function that `/admin` uses, so the checks are the same.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts.calls import Unavailable
 
 ENOUGH: Final = 30  # minimum requests of each backend for a meaningful difference
-SAME: Final = 0.05  # relative difference below which two times are called the same
-CHANCE: Final = 0.05  # more failures with a lower probability than this are no coincidence
+SAME: Final = 0.05  # relative difference below which the page calls two times the same
+CHANCE: Final = 0.05  # a higher failure rate counts if its probability by chance is lower than this
 
 
 async def models(visit: Visit) -> Response:
@@ -66,7 +66,7 @@ def comparison(shown: Mapping[str, Any], compared: Mapping[str, Any] | None) -> 
     for backend in backends:
         figures = by_name.get(backend["name"])
         row = {**backend, "figures": figures, "changes": {}, "error_rate": None, "is_stable": not rows}
-        row |= {"is_enough": False, "fails_more": False, "stable_rate": None}
+        row |= {"is_enough": False, "fails_more": False, "stable_rate": None, "stable": stable}
         if figures is not None and figures["requests"]:
             row["error_rate"] = figures["failed"] / figures["requests"]
         if stable is not None and figures is not None:
@@ -99,13 +99,17 @@ def _fails_more(figures: Mapping[str, Any], stable: Mapping[str, Any]) -> bool:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Returns what the figures of a canary say about it, in a sentence; empty without any."""
+    """Returns a sentence that judges a canary by its figures; empty without figures."""
     figures = row["figures"]
     if row["is_stable"] or not figures or not figures["requests"]:
         return ""
     requests, failed, name = figures["requests"], figures["failed"], row["name"]
+    stable = row["stable"]
+    times = _times(figures, stable)
     if not row["is_enough"]:
-        return f"{name}: {requests:,} request{'' if requests == 1 else 's'}, too few to judge."
+        number, of = min((requests, name), ((stable or {"requests": 0})["requests"], "the stable backend"))
+        so_far = f" So far, time to the first token: {times}." if times else ""
+        return f"{name}: too few requests to judge ({number} of the {ENOUGH} needed on {of}).{so_far}"
     told = f"{failed:,} of {requests:,} requests failed"
     if row["fails_more"]:
         told += ", more than on the stable backend"
@@ -116,8 +120,16 @@ def verdict(row: Mapping[str, Any]) -> str:
     by = row["changes"].get(("first_token_ms", "p50"))
     if by is not None:
         how = "as fast" if abs(by) < SAME else f"{abs(by):.0%} {'slower' if by > 0 else 'faster'}"
-        told += f"; the first token is {how}"
+        told += f"; the first token is {how} ({times})"
     return f"{name}: {told}."
+
+
+def _times(figures: Mapping[str, Any], stable: Mapping[str, Any] | None) -> str:
+    """Returns the median times to the first token of a backend and of the stable one; empty without both."""
+    if stable is None or not figures["first_token_ms"] or not stable["first_token_ms"]:
+        return ""
+    own, its = (f"{of['first_token_ms']['p50']:,.0f} ms" for of in (figures, stable))
+    return f"p50 {own}, stable {its}"
 
 
 async def canary(visit: Visit) -> Response:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
-from serve_app.console.operator_account_pages import CODES
+from serve_app.console.error_pages import CODES
 from serve_app.console.pressure import clock
 from serve_app.console.serving import serving
 from serve_app.console.web import Refused, Visit
@@ -197,7 +197,7 @@ async def revenue(visit: Visit) -> Response:
         totals=totals,
         changes=dict.fromkeys(changes)
         if days.preset == TODAY
-        else changes,  # a part of a day compares with no whole day
+        else changes,  # a part of a day can't be compared with a whole day
         active=used.active,
         currency=used.currency,
     )
@@ -251,7 +251,7 @@ def _table(rows: Sequence[tuple[str, UsageRow]]) -> list[tuple[str, int, int, in
 def _chart(
     days: Days, parts: Sequence[tuple[str, str, int]], totals: Sequence[UsageRow], labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns stacked series of revenue by day, the largest first. All others are one series."""
+    """Returns stacked series of revenue by day, the largest first. Series beyond SERIES are summed as one."""
     sums: dict[str, int] = {}
     for name, _, charged in parts:
         sums[name] = sums.get(name, 0) + charged
@@ -295,7 +295,7 @@ def _failed_by_day(days: Days, failed: Sequence[operators.Uncharged]) -> list[in
 
 
 def _outcomes(days: Days, rows: Sequence[UsageRow], failed: Sequence[operators.Uncharged]) -> dict[str, Any]:
-    """Returns a chart of the requests of each day, with those that failed apart."""
+    """Returns a chart of the requests of each day, with the failed ones as a separate series."""
     requests, failures = _series(days, rows, "requests"), _failed_by_day(days, failed)
     served = [max(0, number - lost) for number, lost in zip(requests, failures, strict=True)]
     series = [{"name": "Served", "values": served}, {"name": "Failed (5xx)", "values": failures}]

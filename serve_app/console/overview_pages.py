@@ -1,4 +1,4 @@
-"""An account's overview: its balance, its usage in a chosen range, its limits now, and its first steps."""
+"""An account's overview: its balance, its usage in a chosen range, its current limits, and its first steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RANGES: Final = {"7 days": 7, HOURS: 1, "30 days": 30, "90 days": 90}  # the fir
 LIMIT_NAMES: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
 SAMPLE: Final = 1000
 LATEST: Final = 8
-DISMISSED: Final = "console_started"  # accounts whose first steps are hidden
+DISMISSED: Final = "console_started"  # cookie with the accounts whose first steps are hidden
 DISMISSED_S: Final = 365 * 24 * 3600
 MAX_DISMISSED: Final = 20
 
@@ -98,7 +98,7 @@ def _dismissed(visit: Visit) -> list[str]:
 
 
 async def _rows(visit: Visit, account_id: str, chosen: str) -> tuple[list[UsageRow], list[str]]:
-    """Returns the usage of the previous and the chosen range by hour or day, and the names of the latter."""
+    """Returns the usage by hour or day of the previous and the chosen range, and the chosen range's hours or days."""
     run, now = visit.console.books.run, visit.console.now()
     if chosen == HOURS:
         first = now // HOUR_S * HOUR_S - 47 * HOUR_S
@@ -129,17 +129,17 @@ def _figures(values: Sequence[int]) -> Figures:
 
 
 async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], float]:
-    """Returns up to SAMPLE of the latest requests, newest first, and the time since which they are all."""
+    """Returns up to SAMPLE of the latest requests, newest first, and the time since which none is missing."""
     page = await visit.console.books.run(commands.SearchRequests(account_id, limit=SAMPLE))
     return list(page.rows), page.rows[-1].finished_at if page.next is not None and page.rows else 0.0
 
 
 def _quality(latest: Sequence[UsageRecord], now: float, since: float) -> dict[str, float]:
-    """Returns how many requests ended in the last day, how many failed, and median and p95 of the others in seconds.
+    """Returns how many requests ended in the last day, how many failed, and the others' median and p95 in seconds.
 
-    If not all requests of the day are known (`is_day` is 0), the figures are those of the latest ones.
+    If not all requests of the day are known, `is_day` is 0 and the figures are of the latest requests.
     """
-    begins = preset("24h", now).begins  # as the list of requests and the figures of 24 hours count
+    begins = preset("24h", now).begins  # the same 24 hours as in the list of requests and in the chart
     rows = [row for row in latest if row.finished_at >= begins]
     seconds = sorted(row.finished_at - row.started_at for row in rows if row.outcome is not Outcome.FAILED)
     found = {"of": float(len(rows)), "failed": float(len(rows) - len(seconds)), "is_day": float(since <= begins)}
@@ -152,10 +152,10 @@ def _quality(latest: Sequence[UsageRecord], now: float, since: float) -> dict[st
 def _limits(
     own: Mapping[str, int], status: AccountStatus | None, latest: Sequence[UsageRecord], now: float, since: float
 ) -> list[tuple[str, int | None, int | None, str]]:
-    """Returns each limit's name, its value, the use of it, and what the use is.
+    """Returns each limit's name, its value, its use, and the time of that use.
 
-    The use per minute is the highest of the last hour if all its requests are known, else that of the last minute. A
-    value or use that only the limiter knows is None if it does not answer.
+    The use per minute is the peak of the last hour if all requests of that hour are known, else the use in the last
+    minute. A value or use that only the limiter knows is None if the limiter does not answer.
     """
     is_hour = since <= now - HOUR_S
     minutes: dict[int, list[UsageRecord]] = defaultdict(list)

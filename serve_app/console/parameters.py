@@ -73,7 +73,7 @@ def panel() -> dict[str, list[Parameter]]:
 def _parameter(name: str, label: str, schema: dict[str, Any]) -> Parameter:
     low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     if name == "seed":
-        low = high = None  # beyond the exact integers of JavaScript
+        low = high = None  # JavaScript can't represent such large integers exactly
     if name == "max_tokens" or (name == "min_tokens" and not high):
         high = None
     default = schema.get("default", "")

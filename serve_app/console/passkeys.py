@@ -50,7 +50,7 @@ def new_challenge(visit: Visit, purpose: str) -> tuple[bytes, str]:
 
 
 def checked_challenge(visit: Visit, purpose: str) -> bytes:
-    """Returns the challenge of a form, which can't be used again. Raises Refused."""
+    """Returns the challenge of a form, and marks it as used. Raises Refused."""
     console, sealed = visit.console, visit.form.get("challenge", "")
     try:
         challenge, at = json.loads(unseal(sealed, console.secret_keys, f"passkey {purpose} {visit.token}"))

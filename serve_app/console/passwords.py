@@ -57,7 +57,7 @@ async def hashed(password: str) -> str:
 
 
 async def is_right(stored: str | None, password: str, turns: Turns = KNOWN) -> bool:
-    """Whether the password is right. False for people without one: unknown, with an OpenID identity only, or reset."""
+    """Whether the password is right. False for people without one: unknown, reset, or with an OpenID identity only."""
     own = None if not stored or stored.startswith(RESET) else stored
     return await turns.run(_verify, own or _NOBODYS, password[:MAX_LENGTH]) and own is not None
 

@@ -1,4 +1,4 @@
-"""The interface of payment providers, and the ledger entries that their reports become."""
+"""Defines the interface of payment providers, and books their reports in the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serve_app.contracts.units import DAY_S
 
 logger = logging.getLogger("ray.serve")
 
-#: Seconds to wait for a returned payment's own report. After that, the return is recorded for an operator.
+#: Seconds after the report of a return to wait for the report of its payment. Then the return is left to an operator.
 EARLY_S: Final = DAY_S
 
 
@@ -29,12 +29,12 @@ class BadReport(Exception):
 
 
 class EarlyReport(Exception):
-    """A report about a payment whose own report has not arrived yet: the provider must repeat it."""
+    """The return of a payment was reported before the payment itself: the provider must repeat the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The provider's record of an attempt's payment. Open: it is still in progress there."""
+    """The provider's record of an attempt's payment. `open`: the payment is still in progress."""
 
     state: AttemptState
     error: str = ""  # if it failed, for the account's holder
@@ -47,13 +47,13 @@ class PaymentProvider(Protocol):
     min_amount: int  # nano-units of a payment; 0: none
 
     def check(self, amount: int, currency: str) -> None:
-        """Raises PaymentError for an amount or currency that can't be paid at once."""
+        """Raises PaymentError for an amount or currency that the provider does not accept in one payment."""
 
     async def checkout(self, account_id: str, amount: int, currency: str, back: str) -> str:
-        """Returns the URL of a page to pay `amount` nano-units, which then leads `back`. Raises PaymentError."""
+        """Returns the URL of a page to pay `amount` nano-units. It leads to the URL `back`. Raises PaymentError."""
 
     async def save_method(self, account_id: str, setup_id: str, customer: str | None, currency: str, back: str) -> str:
-        """Returns the URL of a page to save a payment method of this or a new customer. Raises PaymentError."""
+        """Returns the URL of a page to save a payment method. `customer` is None for a new one. Raises PaymentError."""
 
     async def find(self, attempt: Attempt) -> Charge | None:
         """Returns the payment of an attempt, None if there is none. Raises PaymentError if that is unknown."""
@@ -81,7 +81,7 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
         if account.currency != report.currency:
             raise BadReport(f"{report.reference} is in {report.currency}, {account.account_id} in {account.currency}")
         await books.run(AddCredit(report.account_id, report.amount, idempotency_key=key, memo=key, audit=audit))
-        if report.attempt_id:  # only now: the open attempt prevents others until its credit is booked
+        if report.attempt_id:  # last: while the attempt is open, no other recharge begins
             await books.run(RecordOutcome(report.attempt_id, "succeeded", "", audit, report, provider.name))
         return
     before = (await books.run(ShowRecharge(report.account_id)))[0] if report.kind == "chargeback" else None

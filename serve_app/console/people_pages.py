@@ -160,7 +160,7 @@ async def ask_reset(visit: Visit) -> Response:
 
 
 async def send_reset(visit: Visit) -> Response:
-    """Mails a link to a person with this address. The answer does not show whether there is one."""
+    """Mails a link to a person with this address. The answer does not show whether there is such a person."""
     console, email = visit.console, visit.form.get("email", "").strip()[:200]
     if console.mailer is None or not console.mails_links:
         raise Refused(404, "This service sends no e-mail: ask its operator for a link.")
@@ -189,7 +189,7 @@ async def show_reset(visit: Visit) -> Response:
 
 
 async def reset(visit: Visit) -> Response:
-    """Sets the new password. A person who uses codes must then sign in with one. An operator's link turned them off."""
+    """Sets the new password. A person with one-time codes must then sign in with one."""
     person, is_operators = await _reset(visit)
     if problem := password_problem(visit):
         page: dict[str, Any] = {"least": MIN_LENGTH, "is_operators": is_operators, "errors": {"new_password": problem}}
@@ -251,7 +251,7 @@ def totp_secret(visit: Visit, person: people.Person) -> str:
 
 
 async def check_password(visit: Visit) -> None:
-    """Checks the password. Raises Refused. An open session alone must not suffice to take over a person."""
+    """Checks the password. Raises Refused. An open session alone must not suffice to take over a login."""
     if not await is_confirmed(visit):
         raise Refused(403, WRONG_PASSWORD)
 

@@ -24,9 +24,9 @@ Measure = Literal["pressure", "tokens_per_s"]
 
 
 class Pressure:
-    """Samples once a minute. `seen` holds the time and the load by backend, oldest first.
+    """Takes a sample once a minute. `seen` has the time and the load by backend of each sample, oldest first.
 
-    `served` holds the time and the number of requests since the beginning of its day.
+    `served` has each sample's time, and the number of requests on that day (UTC) until then.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Pressure:
         return Latest(max(0, await self._requests() - number), failed, (now - at) / 60)
 
     def rates(self) -> list[tuple[float, float]]:
-        """Returns the time of each sample and the requests per minute since the one before of its day, oldest first."""
+        """Returns each sample's time and the requests per minute since the previous sample of the day, oldest first."""
         pairs = zip([*self.served], [*self.served][1:], strict=False)
         return [
             (ended, (last - first) * 60 / (ended - began))
@@ -86,7 +86,7 @@ class Pressure:
         return sum(row.requests for row in (await self._books.run(SumService(day, day, 1))).days)
 
     async def run(self) -> None:
-        """Runs until it is cancelled. A starting or busy service leaves a gap."""
+        """Runs until it is cancelled. Samples are missing while the service starts or is busy."""
         await repeat(self.look, EVERY_S, "the console could not read the pressure")
 
     def seen_of(self, measure: Measure) -> list[tuple[float, dict[str, float]]]:

@@ -1,8 +1,8 @@
 """Watches the accounts with automatic recharging, and follows each attempt to its end.
 
-An attempt is in the ledger before its payment is ordered. If the outcome is unknown, the attempt stays open. The
-recharger looks for its payment at the provider before it orders the payment again. It does so under the same
-idempotency key, and only while the provider keeps that key. If the provider has no answer for longer, the attempt stays
+An attempt is in the ledger before its payment is ordered. If the outcome is unknown, the attempt stays open. Before
+the recharger orders the payment again, it looks for the payment at the provider. It orders again only under the same
+idempotency key, and only while the provider keeps that key. If the outcome stays unknown for longer, the attempt stays
 open; the ledger then pauses recharging and sends a notice.
 """
 

@@ -24,7 +24,7 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Requests of the last minutes. `rejected` ones are not in `requests`; None: not known. Times in milliseconds."""
+    """Requests of the last `minutes` minutes. `requests` does not include `rejected`, which is None if not known."""
 
     requests: int
     failed: int
@@ -70,7 +70,7 @@ class RequestHistory:
             self.latest = Latest(requests, one["failed"], one["seconds"] / 60, one["rejected"], one["first_token_ms"])
 
     def minutes(self) -> list[tuple[float, Mapping[str, Any] | None]]:
-        """Returns each minute from the first known one on with its figures; None for a gap."""
+        """Returns each minute since the first known one, with its figures, or None for a gap."""
         if not self._minutes:
             return []
         first, last = int(min(self._minutes) // MINUTE_S), int(max(self._minutes) // MINUTE_S)

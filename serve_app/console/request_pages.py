@@ -27,8 +27,8 @@ PAGE: Final = 50
 FILE_PAGE: Final = 1000
 FILTERS: Final = ("model", "key", "status", "tag")
 NO_TAG: Final = "-"  # a filter's value for keys without a tag
-SEARCH_S: Final = 2.0  # for a request's line in the log
-SEARCHES_PER_MINUTE: Final = 6  # of a person
+SEARCH_S: Final = 2.0  # maximum duration of a search for a request's line in the log
+SEARCHES_PER_MINUTE: Final = 6  # per person
 SEARCH_BYTES: Final = 256 * 1024 * 1024
 #: Phases of a request in order, with their names on the page.
 PHASES: Final = {
@@ -117,7 +117,9 @@ async def request(visit: Visit) -> Response:
     account_id, run = visit.request.path_params["account_id"], visit.console.books.run
     record = await _find(visit, visit.request.path_params["request_id"])
     if record is None:
-        raise Refused(404, "This account has no such request. Rejected requests (4xx) are not billed and not listed.")
+        raise Refused(
+            404, "This account has no such request. Rejected requests (4xx) are listed under “Rejected requests”."
+        )
     names = KeyNames.among(await run(commands.ListKeys(account_id)))
     door = door_of(record.request_id)
     line = await _line(visit, record)
@@ -188,7 +190,7 @@ class Timeline:
 def timeline(line: Line, seconds: float) -> Timeline | None:
     """Returns the phases that a log line has, one after the other, and the rest of the duration.
 
-    A phase that the gateway measured beyond the reply's end is cut there: a client that hangs up ends its reply.
+    If the client hung up, the reply ended then: a phase that the gateway measured beyond this end is cut off there.
     """
     known = {name: float(line[f"{name}_ms"]) for name in PHASES if isinstance(line.get(f"{name}_ms"), int | float)}
     if not known:
@@ -247,7 +249,7 @@ def _search(visit: Visit, names: KeyNames, begins: float, ends: float, limit: in
 
 
 async def _number(visit: Visit, when: DateRange, chosen: Mapping[str, str]) -> int | None:
-    """Returns the number of requests in a range of days, from the daily sums; None if they do not have the filters."""
+    """Returns the number of requests in a range of days, from the daily sums; None if these lack a chosen filter."""
     if when.unit != "day" or any(value for name, value in chosen.items() if name != "model"):
         return None
     account_id = visit.request.path_params["account_id"]

@@ -15,7 +15,7 @@ RUNNING: Final = "RUNNING"
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The verdict: `ok` users are served, `degraded` some are not or slowly, `failed` none are."""
+    """The verdict. `ok`: users are served; `degraded`: some are served slowly or not at all; `failed`: nobody is."""
 
     state: State
     title: str

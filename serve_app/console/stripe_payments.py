@@ -1,15 +1,16 @@
 """Stripe: its checkout page, its signed reports, and payments with a saved card.
 
-The account's id is in the metadata of the payment and of its checkout, so each report leads to the account. Setting
-metadata requires a key of this Stripe account. A checkout's `client_reference_id` does not: it can come from the buyer,
-in the URL of a Payment Link. Reports without this metadata are about a different product of the same company and are
-ignored. Stripe reports at least once and in any order; with references, each report is booked once.
+The account's id is in the metadata of the payment and of its checkout, so each report leads to the account. Only the
+holder of a key of this Stripe account can set metadata. A checkout's `client_reference_id` is not trusted, because a
+buyer can set it in the URL of a Payment Link. Reports without this metadata are about a different product of the same
+company and are ignored. Stripe sends each report at least once, in any order. Each report has a reference, under which
+it is booked once.
 
-Stripe's messages about a card are for its holder. Its other errors are for the operator: they can name keys and ids.
+Customers see Stripe's messages about their card. Stripe's other errors are only logged: they can name keys and ids.
 
 A card is saved by a checkout in the mode "setup", which takes no money. Recharging therefore needs no first payment.
-A payment with the card has the id of its attempt in its metadata. It is found by this id in the list of the customer's
-payments, because Stripe's search would find it a minute later.
+A payment with the card has the id of its attempt in its metadata. `find` looks for this id in the list of the
+customer's payments, because Stripe's search finds a new payment only after about a minute.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Stripe:
             event = self._client.construct_event(body, headers.get("stripe-signature"), self._webhook_secret)
         except (ValueError, stripe.SignatureVerificationError) as error:
             raise BadReport(str(error)) from None
-        data: Any = json.loads(body)["data"]  # verified above; here as plain objects
+        data: Any = json.loads(body)["data"]  # verified above; parsed here into plain objects
         try:
             found = await self._read(event.type, data)
         except (KeyError, TypeError, AttributeError) as error:
@@ -188,18 +189,18 @@ class Stripe:
             return None  # if it is ours, a report follows when it is paid
         metadata = _metadata(session)
         if "account_id" not in metadata and session.get("client_reference_id"):
-            metadata = await self._metadata_of_payment(session)  # earlier releases set it only on the payment
+            metadata = await self._metadata_of_payment(session)  # earlier releases set `account_id` only on the payment
         if "account_id" not in metadata:
             return None
         amount, currency = session["amount_total"] * CENT, session["currency"].upper()
         return Paid(_text(metadata["account_id"]), amount, currency, _text(session["payment_intent"]))
 
     async def _disputed(self, dispute: Any) -> Returned | None:
-        """Returns the same for both reports of a dispute: the first to arrive takes the money and suspends the account.
+        """Returns the same chargeback for both reports of a dispute. The first takes the money and suspends the account.
 
         When Stripe reports a chargeback, it has already withdrawn the money, so the account need not stay open until
-        the second report. An inquiry that becomes a chargeback later has only the second report. Stripe can
-        withdraw the money of a dispute again after it gave it back: that is a separate chargeback.
+        the second report. If an inquiry becomes a chargeback later, only the second report is booked. If
+        Stripe withdraws the money of a dispute again after it was given back, that is a separate chargeback.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:
@@ -214,9 +215,9 @@ class Stripe:
     async def _reinstated(self, dispute: Any) -> Returned | None:
         """Returns the reinstatement of a dispute.
 
-        For a won dispute with one withdrawal, its amount is the whole amount. Otherwise it is the amount that Stripe
-        gave back since the latest withdrawal; if that is unknown and the dispute was won, the whole amount. After a
-        lost dispute, Stripe gives money back if it had withdrawn the whole payment although a part was already
+        For a won dispute with one withdrawal, the whole disputed amount is reinstated. Otherwise, it is the amount that
+        Stripe gave back since the latest withdrawal; if that is unknown and the dispute was won, the whole amount.
+        After a lost dispute, Stripe gives money back if it had withdrawn the whole payment although a part was already
         refunded. The reinstatement reverses the latest withdrawal.
         """
         metadata = await self._metadata_of_payment(dispute)
@@ -280,7 +281,7 @@ def _refunded(charge: Any, before: Any) -> Returned | None:
 
 
 def _moves_nothing(dispute: Any) -> bool:
-    """Whether the dispute moves no money: a bank's inquiry, or prevented by a refund that is reported separately."""
+    """Whether the dispute moves no money: it is an inquiry, or a refund prevented it that is reported separately."""
     status = _text(dispute["status"])
     return status.startswith("warning_") or status == "prevented"
 

@@ -98,7 +98,7 @@ class Report:
     moments: Mapping[str, Sums]
     labels: Mapping[str, str]
     is_detailed: bool
-    groups: Mapping[str, Sums] = field(init=False)  # over the range; the largest of the measure first
+    groups: Mapping[str, Sums] = field(init=False)  # over the range; the group with the largest `measure` first
     total: Sums = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ async def report(books: BooksPort, account_id: str, when: DateRange, group: str,
     keys = KeyNames.among(await books.run(commands.ListKeys(account_id)))
     is_detailed = when.unit == "hour" or not _OF_REQUESTS.isdisjoint((group, measure))
     rows: list[UsageRow]
-    each: list[UsageRow]  # each request once: a key with several tags is in several rows
+    each: list[UsageRow]  # counts each request once; in `rows`, a key with several tags is in several rows
     if is_detailed:
         by: Any = {"member": "key", "status": "outcome"}.get(group, group)
         of_requests = commands.SumRequests(account_id, when.begins, when.ends, by, when.unit)
@@ -191,7 +191,7 @@ async def report(books: BooksPort, account_id: str, when: DateRange, group: str,
 async def _naming(
     books: BooksPort, account_id: str, group: str, keys: KeyNames
 ) -> tuple[Callable[[UsageRow], str], Mapping[str, str]]:
-    """Returns the group of a row, and the labels of the groups."""
+    """Returns a function that names the group of a row, and the labels of the groups."""
     match group:
         case "key":
             return lambda row: keys.of.get(row.key_id or "", row.key_id or ""), keys.labels

@@ -49,13 +49,13 @@ from serve_app.storage.sealing import SecretKeys
 
 SESSION: Final = "console_session"
 DONE: Final = "console_done"  # result of the last form, for the next page to show
-VISIT: Final = "console_visit"  # binds a form's token before sign-in
+VISIT: Final = "console_visit"  # before sign-in, form tokens are bound to it
 BROWSER: Final = "console_browser"  # see `attempts.known_browser`
 SESSION_S: Final = 12 * 3600.0
 TOUCH_S: Final = 60.0
 MAX_BYTES: Final = 64 * 1024
-FORMS_PER_MINUTE: Final = 60  # of a person
-PAGES_PER_MINUTE: Final = 300  # of a session
+FORMS_PER_MINUTE: Final = 60  # per person
+PAGES_PER_MINUTE: Final = 300  # per session
 HEADERS: Final = {
     # The design system's style sheet embeds small pictures as data: URLs.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -172,7 +172,7 @@ class Console:
         return self.mailer is not None and bool(self.url)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:
-        """Returns names in the navigation, by path below `prefix`, of pages that `role` may open; None: all pages."""
+        """Returns the navigation below `prefix`: names, by path, of the pages that `role` may open; None: all pages."""
         named = [page for page in self.pages if page.section and page.path.startswith(prefix)]
         order = list(NAVIGATION)
         named.sort(key=lambda page: order.index(page.section) if page.section in NAVIGATION else len(order))
@@ -229,7 +229,7 @@ class Visit:
         return f"{'https' if self.is_secure else 'http'}://{self.request.url.netloc}"
 
     def link(self, path: str) -> str:
-        """Returns the address of a page for an e-mail."""
+        """Returns the URL of a page, for use in an e-mail."""
         return self.console.url + path
 
     @property
@@ -343,9 +343,9 @@ def is_secure(request: Request) -> bool:
 
 
 def cookie_name(request: Request, name: str) -> str:
-    """Returns a cookie's name as the browser has it.
+    """Returns the name under which the browser stores a cookie.
 
-    Over HTTPS, the prefix keeps other hosts of the domain and plain HTTP from setting the cookie.
+    Over HTTPS, the prefix keeps other hosts of the domain, and pages over plain HTTP, from setting the cookie.
     """
     return f"__Host-{name}" if is_secure(request) else name
 
@@ -362,7 +362,7 @@ def check_wait(wait_s: float) -> None:
 
 
 def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Response]]:
-    """Returns the page's handler behind its rule."""
+    """Returns a handler that checks the page's rule, and then calls the page's handler."""
 
     async def respond(request: Request) -> Response:
         token = cookie_of(request, SESSION) or cookie_of(request, VISIT) or secrets.token_urlsafe(32)
@@ -375,7 +375,7 @@ def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Res
             response = visit.page("message.html", 503, error="The service is busy: try again in a moment.")
         except LedgerError as error:
             response = await _refuse(visit, page, Refused(422, str(error)))
-        # Not on responses that a shared cache may keep: it would give all visitors the same visit.
+        # Responses that a shared cache may store get no cookie: the cache would send it to all visitors.
         is_page = "cache-control" not in response.headers and page.rule is not PROVIDER
         if visit.person is None and is_page and not visit.cookie(VISIT):
             visit.set_cookie(response, VISIT, visit.token)

@@ -130,9 +130,9 @@ def over_rate(request_id: str, key: Key, bucket: LimitBucket, units: int, now: f
     rate, wait_s, used = bucket.rate, bucket.wait_s(now, units), ceil(bucket.used(now))
     message = f"{rate.unit.capitalize()} per {rate.per}: the limit{_of(bucket.of_key)} is {bucket.limit}"
     if rate.unit == "requests":
-        message += f" and {used} are in use. {_wait(wait_s)}"
+        message += f" and {used} are used. {_wait(wait_s)}"
     else:
-        message += f", {used} are in use and this request counts for {units} until it ends. {_wait(wait_s)}"
+        message += f", {used} are used and this request counts for {units} until it ends. {_wait(wait_s)}"
         if units > bucket.limit > 0:
             message += " It counts for more than the whole limit, so it runs only when nothing else is in use."
     return _limited(request_id, rate.unit, message, key, now, retry_after(wait_s, rng))
@@ -151,7 +151,7 @@ def under_pressure(
         return Refusal(request_id, 503, "overloaded", message, wait_s)
     message = (
         f"Tokens per minute: the model's load lowers the limit for now, from {key.account.contract.tpm} to "
-        f"{verdict.limit}, and {verdict.used} are in use. {_wait(verdict.wait_s)}"
+        f"{verdict.limit}, and {verdict.used} are used. {_wait(verdict.wait_s)}"
     )
     return Refusal(request_id, 429, "tokens", message, wait_s, tightest(key.requests, now), tokens)
 

@@ -75,7 +75,7 @@ async def test_refusals_of_an_account_at_a_time_come_with_their_reasons(world: W
         at = utc_text(world.admin.now() + seconds, "milliseconds")
         return {"time": at, "event": "request", "account": account, "model": "m", "status": 200, "code": None} | more
 
-    late = {"status": 429, "code": "requests", "reason": "Requests per minute: the limit is 3 and 3 are in use."}
+    late = {"status": 429, "code": "requests", "reason": "Requests per minute: the limit is 3 and 3 are used."}
     lines = [line(-500, **late), line(-60, **late), line(-50), line(-40, "acct_2", **late)]
     log = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
     (tmp_path / "gateway.jsonl").write_text(log)
@@ -131,8 +131,13 @@ async def test_refusals_of_all_accounts_are_counted(world: World, tmp_path: Path
     now = world.admin.now()
     assert await run(world, "refused", {"since": now - 120, "until": now}) == {
         "accounts": [
-            {"account": "acct_2", "refused": 3, "code": "requests", "codes": [("requests", 2), ("budget_exceeded", 1)]},
-            {"account": "acct_1", "refused": 1, "code": "requests", "codes": [("requests", 1)]},
+            {
+                "account": "acct_2",
+                "refused": 3,
+                "code": "requests",
+                "codes": [["requests", 2, 429], ["budget_exceeded", 1, 402]],
+            },
+            {"account": "acct_1", "refused": 1, "code": "requests", "codes": [["requests", 1, 429]]},
         ],
         "unidentified": 1,
         "is_complete": True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from serve_app.console.key_names import playground_name
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import Contract
@@ -17,7 +19,7 @@ MINUTE = 60.0
 
 
 def line(seconds_ago: float, status: int = 429, **more: Any) -> dict[str, Any]:
-    reason = "Requests per minute: the limit is 3 and 3 are in use."
+    reason = "Requests per minute: the limit is 3 and 3 are used."
     found = {"time": utc_text(NOON - seconds_ago, "milliseconds"), "status": status, "code": "requests"}
     return found | {"reason": reason, "model": "svc-chat", "key": None, "request_id": f"r{seconds_ago:.0f}"} | more
 
@@ -27,7 +29,7 @@ def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> No
     house.answers["refusals"] = {"lines": lines, "is_complete": True}
     browser, path = operator(house, "read-only", "ray@example.org"), f"/console/operator/accounts/{house.account_id}"
     page = browser.get(path).text
-    assert "Requests per minute: the limit is 3 and 3 are in use." in page
+    assert "Requests per minute: the limit is 3 and 3 are used." in page
     assert f'href="{path}/refusals"' in page
     page = browser.get(f"{path}/refusals").text
     assert 'name="at" type="datetime-local" value=""' in page
@@ -49,12 +51,12 @@ def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> No
 
 
 def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_one_row(house: House) -> None:
-    wait = "Requests per minute: the limit is 3 and 3 are in use. Try again in {} seconds."
+    wait = "Requests per minute: the limit is 3 and 3 are used. Try again in {} seconds."
     lines = [
         line(7200, 503, code="server_error", reason="The reply failed."),
         *(line(seconds, reason=wait.format(seconds)) for seconds in (300, 240, 180)),
         line(120, 200, code="server_error", reason="The stream broke off."),
-        line(60, reason="Tokens per minute: the limit of this API key is 9 and 9 are in use.", code="tokens", key="k1"),
+        line(60, reason="Tokens per minute: the limit of this API key is 9 and 9 are used.", code="tokens", key="k1"),
     ]
     house.answers["refusals"] = {"lines": lines, "is_complete": True}
     browser, path = operator(house, "support", "sue@example.org"), f"/console/operator/accounts/{house.account_id}"
@@ -77,12 +79,29 @@ def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_
     assert f'href="{path}/refusals?at=2026-06-01T11%3A58&code=requests"' in page.replace("&amp;", "&")
     table = page[page.index("Errors, latest first") :]
     assert "The stream broke off." in table
-    assert "3 are in use" not in table
+    assert "3 are used" not in table
     assert ">API key</th>" not in table
     house.answers["refusals"] = {"lines": lines * 40, "is_complete": True}
     assert "Rejected (4xx) ≥ 160 last 24 hours, see why Failed (5xx) ≥ 80" in words(
         browser.get(path).text
     )  # a gateway returns the latest
+
+
+def test_members_see_why_their_requests_were_rejected(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.console.error_pages.SEARCHES_PER_MINUTE", 2)
+    house.answers["refusals"] = {"lines": [line(60), line(30, code="model_not_found", reason=None, model="none")]}
+    member, path = house.member("mia@example.org", "member"), f"/console/accounts/{house.account_id}"
+    assert f'href="{path}/errors"' in member.get(f"{path}/requests").text
+    page = member.get(f"{path}/errors", params={"at": "2026-06-01T11:55"}).text
+    assert house.asked[-1][1]["account_id"] == house.account_id
+    assert "Requests per minute: the limit is 3 and 3 are used. Error code requests" in words(page)
+    assert "The request named a model that does not exist." in page
+    assert "/operator" not in page
+    assert "Raise the limit" not in page
+    assert all(one.action != "read_refusals" for one in house.ledger.audit_log(house.account_id))
+    del house.answers["refusals"]
+    assert "No gateway answers" in member.get(f"{path}/errors").text
+    assert member.get(f"{path}/errors").status_code == 429  # the third search of the minute
 
 
 def test_an_account_is_shown_while_gateways_and_limiters_are_away(house: House) -> None:

@@ -91,7 +91,7 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
     assert "Start a canary" in page
     assert "p95 200 ms" in words(page)
     assert "too few to judge" not in page
-    assert "1 Jun 2026 In effect $1.00" not in words(page)  # the latest price of the ledger is another one
+    assert "1 Jun 2026 Current $1.00" not in words(page)  # the latest price of the ledger is another one
     assert "A canary is a second backend" in page
     assert "Percentages compare" not in page
 
@@ -99,17 +99,38 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
 @pytest.mark.parametrize(
     ("requests", "failed", "first", "stable_failed", "says"),
     [
-        (29, 9, 100, 0, "new: 29 requests, too few to judge."),
-        (64, 0, 100, 3, "new: 0 of 64 requests failed; the first token is as fast."),
-        (64, 1, 87, 3, "new: 1 of 64 requests failed, too few to judge; the first token is 13% faster."),
+        (
+            29,
+            9,
+            100,
+            0,
+            "new: too few requests to judge (29 of the 30 needed on new)."
+            " So far, time to the first token: p50 100 ms, stable 100 ms.",
+        ),
+        (64, 0, 100, 3, "new: 0 of 64 requests failed; the first token is as fast (p50 100 ms, stable 100 ms)."),
+        (
+            64,
+            1,
+            87,
+            3,
+            "new: 1 of 64 requests failed, too few to judge; the first token is 13% faster (p50 87 ms, stable 100 ms).",
+        ),
         (
             64,
             1,
             150,
             20,
-            "new: 1 of 64 requests failed, no more than on the stable backend; the first token is 50% slower.",
+            "new: 1 of 64 requests failed, no more than on the stable backend;"
+            " the first token is 50% slower (p50 150 ms, stable 100 ms).",
         ),
-        (64, 3, 100, 3, "new: 3 of 64 requests failed, more than on the stable backend; the first token is as fast."),
+        (
+            64,
+            3,
+            100,
+            3,
+            "new: 3 of 64 requests failed, more than on the stable backend;"
+            " the first token is as fast (p50 100 ms, stable 100 ms).",
+        ),
     ],
 )
 def test_one_sentence_says_what_the_figures_mean(

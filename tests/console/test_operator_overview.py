@@ -111,14 +111,14 @@ def test_the_overview_counts_refused_requests_and_leads_to_their_reasons(house: 
     ids = spent(house)
     browser = operator(house, "read-only", "ann@example.org")
     assert "no gateway answers" in browser.get("/console/operator").text
-    rows = [{"account": ids["Small"], "refused": 1234, "code": "requests"}]
+    rows = [{"account": ids["Small"], "refused": 1234, "code": "requests", "codes": [["requests", 1234, 429]]}]
     house.answers["refused"] = {"accounts": rows, "is_complete": False}
     page = browser.get("/console/operator").text
     assert "Rejected today (4xx) ≥ 1,234" in words(page)
     assert cells(page, "Small")[-1] == "1,234"
     assert cells(page, "Large")[-1] == "0"
     refused = page[page.index('id="refused"') :]
-    assert "More requests per minute than the limit." in refused
+    assert "429 1,234 × More requests per minute than the limit." in words(refused)
     assert f'href="/console/operator/accounts/{ids["Small"]}/refusals"' in refused
     assert house.asked[-1][1] == {"since": NOON - DAY_S / 2, "until": NOON}  # since the beginning of the day
 

@@ -254,7 +254,10 @@ def test_the_overview_counts_the_failed_requests_of_the_last_day_and_leads_to_th
     use(house, "before", at=NOON - DAY + 1800, outcome=Outcome.FAILED)  # before the first of the 24 hours in the list
     path, browser = f"/console/accounts/{house.account_id}", house.member()
     page = browser.get(path).text
-    assert "Reliability, last 24 hours Error rate 50.0% Failed (5xx) 1 of 2 Duration, median 2.50 s" in words(page)
+    assert (
+        "Reliability, last 24 hours Failed (5xx) 1 of 2 (50.0%) Rejected (4xx) See reasons Duration, median 2.50 s"
+        in words(page)
+    )
     assert ">1</a> of 2" in page
     link = re.search(r'href="([^"]*status=failed[^"]*)"', page)
     assert link is not None
@@ -303,4 +306,4 @@ def test_the_overview_names_the_latest_requests_if_the_day_had_more(
     use(house, "bad", outcome=Outcome.FAILED)
     use(house, "r1", "r2")
     page = words(house.member().get(f"/console/accounts/{house.account_id}").text)
-    assert "Reliability, latest 2 requests Error rate 0.0% Failed (5xx) 0 of 2" in page
+    assert "Reliability, latest 2 requests The first of them ended 1 minute ago . Failed (5xx) 0 of 2 Rejected (4xx) See reasons" in page

@@ -112,7 +112,7 @@ async def test_a_refused_request_names_its_account_and_what_it_wanted(world: Wor
     line = log_line(record)
     assert (line["status"], line["code"], line["account"]) == (429, "requests", world.account_id)
     assert line["reason"] == call.json["error"]["message"]
-    assert line["reason"].startswith("Requests per minute: the limit is 1 and 1 are in use.")
+    assert line["reason"].startswith("Requests per minute: the limit is 1 and 1 are used.")
     assert (line["outcome"], line["price"], line["queue_ms"]) == (None, "0.00", None)
     assert call.headers["x-trace-id"] == line["trace_id"]
     found = counted(world, record)

@@ -140,12 +140,12 @@ def test_messages_name_the_limit_the_use_and_the_wait() -> None:
     world.grant("1")
     world.grant("2")
     refusal = world.refusal("3")
-    assert refusal.message == "Requests per minute: the limit is 2 and 2 are in use. Try again in 30 s."
+    assert refusal.message == "Requests per minute: the limit is 2 and 2 are used. Try again in 30 s."
     assert refusal.retry_after_s == pytest.approx(31.5, abs=1.5)
     world = World(tpm=300)
     world.grant("1", 100, 100)
     refusal = world.refusal("2", 100, 100)
-    assert "the limit is 300, 200 are in use and this request counts for 200" in refusal.message
+    assert "the limit is 300, 200 are used and this request counts for 200" in refusal.message
     assert "Try again in 20 s" in refusal.message
 
 
@@ -287,7 +287,7 @@ def test_what_was_really_used_counts_in_the_end_even_into_debt() -> None:
     world.grant(prompt=100, output=4096)
     world.end(prompt=100, output=3000)
     refusal = world.refusal("next", 1, 1)
-    assert "3100 are in use" in refusal.message
+    assert "3100 are used" in refusal.message
 
 
 def test_the_charge_follows_what_the_account_produces() -> None:

@@ -158,13 +158,13 @@ def test_of_two_limits_that_refuse_the_longer_wait_is_reported() -> None:
     world.key(rpm=1)
     world.grant("1")
     refusal = world.refusal("2")
-    assert "limit of this API key is 1 and 1 are in use. Try again in 60 s" in refusal.message
+    assert "limit of this API key is 1 and 1 are used. Try again in 60 s" in refusal.message
     world = World(rpm=2)
     world.key(rpm=10)
     world.grant("1")
     world.grant("2")
     refusal = world.refusal("3")
-    assert "the limit is 2 and 2 are in use. Try again in 30 s" in refusal.message
+    assert "the limit is 2 and 2 are used. Try again in 30 s" in refusal.message
 
 
 def test_concurrent_requests_of_a_key_cannot_pass_its_token_limit_together() -> None:
@@ -195,7 +195,7 @@ def test_what_was_really_used_counts_for_the_key_too() -> None:
     world.key(tpm=1000)
     world.grant(prompt=100, output=4096)
     world.end(prompt=100, output=3000)
-    assert "limit of this API key is 1000, 3100 are in use" in world.refusal("next", 1, 1).message
+    assert "limit of this API key is 1000, 3100 are used" in world.refusal("next", 1, 1).message
 
 
 def test_a_refusal_after_admission_gives_the_keys_rates_and_slot_back() -> None:
