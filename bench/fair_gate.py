@@ -180,7 +180,7 @@ class Simulation:
 
     def _arrive(self) -> None:
         own = self._load.prompt - self._load.cached
-        backlog = min(192, 16 + 6 * self._load.step_tokens // own)  # more than is computed until the next arrival
+        backlog = min(192, 16 + 6 * self._load.step_tokens // own)  # enough until new ones reach the engine
         for tenant in self._tenants:
             while self._waiting[tenant] < backlog // len(self._tenants):
                 request = self._request(tenant, own)

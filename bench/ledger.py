@@ -1,7 +1,7 @@
-"""Settlements per second: `python -m bench.ledger URL [seconds]` on an empty or scratch ledger database.
+"""Measures settlements per second: `python -m bench.ledger URL [seconds]` on an empty or scratch ledger database.
 
 For 10 accounts, one thread settles batches of 1, 16 and 64. Then 1 and 64 clients settle through an accounting service.
-The batches run once more with the most expensive settlements: each account has a grant that expires, each key a budget.
+The batches run again with the most expensive settlements: each account has an expiring grant, and each key a budget.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A ledger of millions of requests: `python -m bench.ledger_size URL --requests 1000000` on an empty PostgreSQL.
+"""Measures a ledger of many requests: `python -m bench.ledger_size URL --requests 1000000` on an empty PostgreSQL.
 
-Measures in this order:
+The measurements, in this order:
 - settlements per second on the empty ledger and on the full one,
 - a full check and a check from the last checkpoint, both while another thread settles,
 - queries of usage,
 - archiving the first month while another thread settles.
 SQL statements write the requests as settlements would have done, which the full check verifies. The requests span three
-months that end today. With `--pages`, the full ledger is measured only by the console's pages, for one of the accounts
-that share the requests equally: with `--accounts 1`, it has all of them.
+months that end today. With `--pages`, only the console's pages for one account are measured on the full ledger. All
+accounts share the requests equally, so with `--accounts 1` this account has all of them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class World:
 
     @contextmanager
     def settling(self, per_second: float, waits: list[float]) -> Iterator[None]:
-        """While the body runs, a thread settles batches of 10 at this rate. Adds the seconds of each to `waits`."""
+        """While the body runs, a thread settles at this rate in batches of 10. `waits` gets the seconds of each."""
         ended = threading.Event()
 
         def settle() -> None:
@@ -183,7 +183,7 @@ def check(ledger: Ledger, *, full: bool) -> dict[str, Any]:
 
 
 def archive(url: str, world: World, per_second: float) -> dict[str, Any]:
-    """Archives the two oldest months while another thread settles. The first month is incomplete."""
+    """Archives the first month, which may be incomplete, while another thread settles."""
     month = datetime.fromtimestamp(time.time() - (DAYS - 31) * 86400.0, UTC).strftime("%Y-%m")
     waits: list[float] = []
     database, began = Database(url), time.perf_counter()
@@ -198,7 +198,7 @@ def archive(url: str, world: World, per_second: float) -> dict[str, Any]:
 
 
 def pages(world: World) -> dict[str, float]:
-    """Milliseconds of each page of usage, from the request to its last byte."""
+    """Milliseconds from the request for a page to its last byte, by page."""
     ledger, account_id = world.ledger, world.owners[0][0]
 
     class Port:

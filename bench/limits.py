@@ -1,4 +1,4 @@
-"""Measures the limiter's decisions: microseconds for one admit + release, and for one refusal.
+"""Measures the microseconds of the limiter's decisions, such as an admit + release, or a refusal.
 
 Run with `python bench/limits.py [requests]`.
 """

@@ -1,7 +1,7 @@
 """Usage accounting on Ray Serve: shards of one replica each, which write to one ledger.
 
-Each account belongs to one process, so that many settlements can share one commit. The database serialises the shards'
-writes.
+Each account belongs to one shard, which commits the settlements of many requests together. The database serialises the
+shards' writes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Accounting:
         self._server = Server(self._service.answer, own_host())
 
     async def address(self) -> Address:
-        """Returns the address at which processes reach this one without Serve."""
+        """Returns the address at which other processes reach this one without Serve."""
         return await self._server.address()
 
     def check_health(self) -> None:

@@ -68,6 +68,6 @@ def _options(settings: ModelArgs) -> dict[str, Any]:
 
     python = settings.python()
     resources = RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}
-    # Further calls wait in Serve's routers, where accounts do not take turns.
+    # Calls beyond this maximum wait in Serve's routers, where accounts do not take turns.
     calls = ENGINES[settings.engine].max_running(settings) + settings.max_waiting
     return {"ray_actor_options": resources, "max_ongoing_requests": calls}

@@ -176,7 +176,7 @@ def _limiter_error(name: str) -> str:
 
 
 def _times(applications: dict[str, Any]) -> Facts:
-    """Returns names and seconds of the parts of the chain of timeouts (serve_app/times.py)."""
+    """Returns the timeouts that must form a chain (serve_app/times.py), each as a name and its seconds."""
     found: Facts = {"reply": [], "model": [], "gateway": []}
     for application, one in applications.items():
         for name, deployment in one["deployments"].items():

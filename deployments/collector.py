@@ -6,7 +6,10 @@ import gc
 
 
 def spare_lasting_objects() -> None:
-    """Excludes the existing objects from later scans. Call this once a process has started: they live until it ends."""
+    """Excludes the existing objects from later scans.
+
+    Call this when the process has started: objects that exist then live until it ends.
+    """
     gc.collect()
     gc.freeze()
 
@@ -14,7 +17,7 @@ def spare_lasting_objects() -> None:
 def collect_in_short_pauses() -> None:
     """Scans new objects less often than by default, but often enough that a pass stays short.
 
-    A gateway with 512 streams would otherwise spend a seventh of its time on scans. A higher first threshold, or a
-    higher second one, makes single passes longer: the tracebacks of 512 hang-ups were collected in one pause of 1.2 s.
+    A gateway with 512 streams would otherwise spend a seventh of its time on scans. With a
+    higher first or second threshold, single passes take longer: collecting the tracebacks of 512 hang-ups took 1.2 s.
     """
     gc.set_threshold(10_000, 5, 50)

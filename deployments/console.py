@@ -1,4 +1,4 @@
-"""The web console on Serve: a separate application, which calls the gateway's Accounting."""
+"""The web console on Serve: a separate application, which calls Gateway and Accounting of the gateway's application."""
 
 from __future__ import annotations
 

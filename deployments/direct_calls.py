@@ -1,7 +1,7 @@
 """Calls to the limiter and to accounting, over direct connections.
 
 A call through Serve costs a quarter of a millisecond or more. So Serve only chooses the process, and later calls use a
-connection.
+direct connection to it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from serve_app.contracts.calls import Unavailable, detached
 logger = logging.getLogger("ray.serve")
 
 CONFIRM_S: Final = 0.4  # minimum time between two confirmations
-# Seconds for which a connection is used after a confirmation. A new limiter waits for the open holds for longer than
-# this plus a heartbeat.
+# Seconds for which a connection is used after a confirmation. A new limiter waits longer than this plus a heartbeat
+# before it admits (RECOVERY_S).
 TRUST_S: Final = 1.2
 TIMEOUT_S: Final = 1.0  # timeout of a confirmation
 ANSWERS_S: Final = 3.0  # maximum wait for the answers to open calls when a process ends
@@ -31,7 +31,7 @@ class Line:
     """Sends calls to one replica.
 
     `by_serve` sends a call through Serve. `find_address` asks the replica, through Serve, for the address of its
-    Server; None if it has none.
+    Server, and returns None if it has none.
 
     Serve remains the authority on which replica to use. A replica that was replaced may live on for a moment, and two
     limiters must not both decide. So the line queries the address through Serve about twice a second, and does not use

@@ -81,7 +81,7 @@ class AccountingHandle:
 
 
 class ReplicaAccountingHandle:
-    """A model replica's access to Accounting: a separate method that only settles interrupted calls."""
+    """A model replica's access to Accounting: a separate method, only for settling interrupted calls."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._answering = handle.options(method_name="answer_replica", **PICKLED)
@@ -196,7 +196,7 @@ class BackendHandles:
         self._fingerprints: dict[str, tuple[float, str]] = {}  # deployment time and fingerprint by backend
 
     def close(self) -> None:
-        """Ends the connections of replicas."""
+        """Closes the connections from replicas."""
         self._replies.close()
 
     async def _handle(self, application: str) -> DeploymentHandle:
@@ -232,9 +232,10 @@ class BackendHandles:
                 _cancel(response)
 
     async def _ended_early(self, reply: OpenReply, answer: asyncio.Future[str | None]) -> bool:
-        """Returns whether all replicas were full. Raises the error of a call that ended early for another reason.
+        """Returns True if all replicas were full, False if the last event arrives after all.
 
-        The error arrives through Serve, the events through another connection.
+        Raises the error of a call that ended early for another reason. Errors arrive through Serve, events through
+        another connection.
         """
         if not answer.done():  # the connection is lost, or the replica has failed: Serve reports the reason
             await asyncio.wait([answer], timeout=REASON_S)
@@ -339,8 +340,8 @@ class BackendHandles:
 def _applications() -> dict[str, dict[str, Any]]:
     """Returns Serve's applications as the controller describes them (`ApplicationDetails`).
 
-    `serve.status` also rebuilds its models from this answer and pickles each router's class. For a gateway that polls
-    once a second, this takes 5% of a core (ray 2.60).
+    `serve.status` would also rebuild its models from this answer and pickle each router's class. For a gateway that
+    polls once a second, this would take 5% of a core (ray 2.60).
     """
     applications: dict[str, dict[str, Any]] = _get_global_client().get_serve_details()["applications"]
     return applications
@@ -354,8 +355,8 @@ async def _answer(response: DeploymentResponse[Any]) -> str | None:
 def _cancel(response: DeploymentResponse[Any]) -> None:
     """Cancels a call whose caller no longer waits for it.
 
-    Serve (ray 2.60) loses track of a call that has reached a replica if the caller is cancelled before Serve notices.
-    The replica would then continue to the end of the reply.
+    If the caller is cancelled just after a call has reached a replica, Serve (ray 2.60) may not cancel it there. The
+    replica would then continue to the end of the reply.
     """
     response.cancel()
     sent = response._replica_result_future

@@ -43,7 +43,8 @@ class AcceptsSeveral(uvicorn.Server):
     """uvicorn's server. libuv accepts one connection of a socket in each iteration of the event loop.
 
     An iteration takes some milliseconds under load, so new connections would wait for seconds, while requests on open
-    connections overtake them. Duplicates of the listening socket are accepted from separately.
+    connections overtake them. So this server listens on ACCEPTED copies of the socket, and libuv accepts one connection
+    from each.
     """
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -52,7 +53,7 @@ class AcceptsSeveral(uvicorn.Server):
 
 
 def amend_http_server() -> None:
-    """Call this in an ingress's constructor. Serve starts its HTTP server after that."""
+    """Installs the corrections. Call this in an ingress's constructor, as Serve starts its HTTP server after it."""
     http_util.RequestIdMiddleware = KeptRequestIds
     uvicorn.Server = AcceptsSeveral  # type: ignore[misc]
     httptools_impl.RequestResponseCycle = UnchunkedBefore11  # type: ignore[misc]

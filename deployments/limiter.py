@@ -75,7 +75,7 @@ class Limiter:
         self._server = Server(self._service.ask, own_host())
 
     async def address(self) -> Address:
-        """Returns the address at which processes reach this one without Serve."""
+        """Returns the address at which other processes reach this one without Serve."""
         return await self._server.address()
 
     def reconfigure(self, config: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ def _error(attempt: Callable[[], None]) -> str:
     """Returns the first line of the error that `attempt` raises; empty if there is none."""
     try:
         attempt()
-    except Exception as error:  # one check must not end the others
+    except Exception as error:  # an error in one check must not stop the others
         return (str(error).splitlines() or [type(error).__name__])[0]
     return ""
 

@@ -34,7 +34,7 @@ def find_problems(tensor: int, pipeline: int, deployment: Mapping[str, Any], whe
     number = tensor * pipeline
     size = f"vllm.tensor_parallel_size × pipeline_parallel_size is {number}"
     if bundles is None:
-        # Without GPUs, the replica may be vLLM's CPU build.
+        # Without num_gpus, the replica may run vLLM's CPU build.
         if gpus is None and number > 1:
             right = _text(tensor, pipeline, actor)
             yield f"{where}.ray_actor_options: {size}: set num_gpus to {number}, or over several machines {right}"

@@ -159,7 +159,7 @@ class ReplyLine(Outgoing):
         self._events.append((number, event))
 
     def frame_received(self, frame: bytes) -> None:
-        """Gateways send nothing."""
+        """Ignores the frame: gateways send none."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

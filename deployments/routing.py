@@ -16,7 +16,7 @@ from serve_app.gateway.conversations import conversation_key, replicas_for
 from serve_app.scaling.signals import QUEUED
 from serve_app.settings import ModelArgs
 
-TOKENS_PER_REQUEST = 2048  # prompt tokens waiting in an engine that count as one request
+TOKENS_PER_REQUEST = 2048  # number of waiting prompt tokens that counts as one request
 STATS_S = 1.0  # between two reports of a replica's waiting prompt tokens to Serve's controller
 
 

@@ -173,7 +173,7 @@ class Outgoing(Frames):
 
 
 class Listener(ABC):
-    """Accepts connections after the first request for its address. With a `host`, other machines can also connect."""
+    """Accepts connections after the first call of `address`. With a `host`, other machines can also connect."""
 
     def __init__(self, host: str = "") -> None:
         self.connections: set[Incoming] = set()
@@ -274,7 +274,8 @@ def _opened(made: Made) -> Made:
 def cluster_tls() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
     """Returns the contexts of a server and of a client with Ray's certificates; None if Ray does not use TLS.
 
-    As in Ray, both sides present a certificate of the cluster's authority. The server's certificate names its address.
+    As in Ray, both sides present a certificate of the cluster's authority. The server's certificate contains its
+    address.
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None

@@ -38,7 +38,7 @@ class Signed:
 
 
 def make_authority(name: str, now: datetime) -> Signed:
-    """Returns an authority that signs certificates, which cannot sign others themselves."""
+    """Returns an authority. The certificates that it signs cannot sign other certificates."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
     builder = _builder(subject, subject, key, now, AUTHORITY_DAYS)
@@ -50,7 +50,7 @@ def make_authority(name: str, now: datetime) -> Signed:
 def make_certificate(authority: Signed, hosts: Sequence[str], now: datetime) -> Signed:
     """Returns a certificate for a server. `hosts` are names and addresses.
 
-    The server may also be a client: Ray's nodes are both.
+    The certificate is also valid for a client, because Ray's nodes are servers and clients.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate.subject
@@ -75,7 +75,10 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def read_signed(certificate: Path, key: Path) -> Signed:
-    """Reads a certificate and its key from two PEM files. Raises OSError, and ValueError for other content."""
+    """Reads a certificate and its key from two PEM files.
+
+    Raises OSError if a file cannot be read, and ValueError if the content is wrong or the two do not match.
+    """
     private = serialization.load_pem_private_key(key.read_bytes(), password=None)
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{key} is not a key of an elliptic curve")
@@ -91,7 +94,7 @@ def ends_at(path: Path) -> datetime:
 
 
 def needs_renewal(path: Path, now: datetime) -> bool:
-    """Returns whether the file has no certificate that lasts for at least `RENEW_BEFORE`."""
+    """Returns whether the file's certificate is missing or unreadable, or expires within `RENEW_BEFORE`."""
     try:
         return ends_at(path) - now < RENEW_BEFORE
     except (OSError, ValueError):

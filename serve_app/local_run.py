@@ -1,4 +1,4 @@
-"""Finds the service that `make serve` runs with a state folder, through the files that its launcher writes."""
+"""Finds the service that runs with a state folder, from the files that the launcher of `make serve` writes there."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Secrets:
 
 
 def load_secrets(home: Path) -> Secrets:
-    """Loads the secrets of the service whose state folder is `home`. Creates missing secrets on one machine.
+    """Loads the secrets of the service whose state folder is `home`. On one machine, creates missing secrets.
 
     Raises SettingsError if a secret is missing on a cluster, is easy to guess, or has the value of another secret.
     """
@@ -79,7 +79,7 @@ def _expect_different(loaded: Mapping[str, str]) -> None:
     `loaded` has the secrets by variable. They are also compared with the secrets that are only in the environment.
     """
     others = {name: os.environ.get(name, "").strip() for name in (*_VARIABLES, "RAY_AUTH_TOKEN", "PGPASSWORD")}
-    with contextlib.suppress(ValueError):  # not a valid URL, which connecting to the database reports
+    with contextlib.suppress(ValueError):  # an invalid URL: connecting to the database reports it
         password = unquote(urlsplit(others.pop("SERVE_APP_DATABASE_URL")).password or "")
         if password != others["PGPASSWORD"]:  # equal values are allowed here: both are the database's password
             others["the password in SERVE_APP_DATABASE_URL"] = password
@@ -99,7 +99,10 @@ def forget_environment() -> None:
 
 
 def _previous(variable: str, home: Path, name: str) -> str:
-    """Returns the previous value of a secret, while both are valid; empty if there is none. Raises SettingsError."""
+    """Returns the previous value of a secret, which is valid during a rotation; empty if there is none.
+
+    Raises SettingsError.
+    """
     source, value = variable, os.environ.get(variable, "").strip()
     path = home / "secrets" / name
     if not value and keeps_local_state() and path.exists():

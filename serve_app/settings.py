@@ -29,7 +29,7 @@ UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's e
 
 
 class SettingsError(ValueError):
-    """Invalid settings. The message has one line per problem, which begins with its path."""
+    """Invalid settings. The message has one line per problem, which begins with the path of the setting."""
 
 
 class _Strict(BaseModel):

@@ -1,4 +1,4 @@
-"""The chain of timeouts: each part must allow a longer stream than the part before it."""
+"""Checks the chain of timeouts: each part must allow a longer reply than the part before it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Part:
 
 
 def longest_reply_s(user_config: Mapping[str, Any]) -> float:
-    """Returns the longest wait plus the longest output at the slowest pace, by the gateway's `user_config`."""
+    """Returns the maximum duration of a reply: the longest wait in the queue, then the longest output at `SLOWEST`.
+
+    Both come from the gateway's `user_config`.
+    """
     waits = user_config.get("queue_timeout_s", GatewaySettings.model_fields["queue_timeout_s"].default)
     default = IdentifierSettings.model_fields["max_output"].default
     outputs = [one.get("max_output", default) for one in (user_config.get("models") or {}).values()]
@@ -35,9 +38,9 @@ def longest_reply_s(user_config: Mapping[str, Any]) -> float:
 
 
 def chain_problems(chain: Sequence[Sequence[Part]]) -> Iterator[str]:
-    """Yields one line for each part that is too short. `chain` begins with the reply.
+    """Yields one line for each part whose time is too short. The first link of `chain` is the longest reply.
 
-    The parts of a link apply in parallel. An empty link has unknown values and is skipped.
+    The parts of a link apply in parallel. A link is empty if its values are unknown; it is skipped.
     """
     earlier: Part | None = None
     for link in chain:

@@ -26,7 +26,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _SPECIAL: Final = [
     ipaddress.ip_network(network)
     for network in (
-        "192.0.0.0/24",  # network protocols; 192.0.0.192 has Oracle's metadata
+        "192.0.0.0/24",  # network protocols; Oracle's metadata service is at 192.0.0.192
         "168.63.129.16/32",  # Azure's agent
         "192.88.99.0/24",  # relays of 6to4
         "2001::/23",  # network protocols

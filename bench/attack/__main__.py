@@ -45,12 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(scope: Scope) -> dict[str, Any]:
-    """Runs the test and returns the results. Everything that it started has ended when this returns or raises."""
+    """Runs the test and returns the results. Stops everything that it started before it returns or raises."""
     began = time.time()
     server = Attacked(PEERS)
     try:
         server.start()
-        files = more_files()  # after the start of the service, which keeps the usual limit
+        files = more_files()  # once the service has started, so that it keeps the usual limit
         accounts = make_accounts(server, scope.new_keys())
         say(f"the service replies after {time.time() - began:.0f} s; {files:,} files may be open")
         results = asyncio.run(Session(server, accounts, scope).run())

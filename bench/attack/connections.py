@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 SOURCE: Final = "127.0.0.1"  # address of all attackers; ordinary clients use other addresses
-OPENED_PER_S: Final = 500  # connections of a Holder; more would only measure how fast they are accepted
+OPENED_PER_S: Final = 500  # connections opened by a Holder; more would only measure how fast they are accepted
 MAX_BYTES: Final = 16 * 2**30  # of one attack
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
@@ -35,7 +35,7 @@ class Tally:
     bytes_written: int = 0
 
     def wrote(self, data: Request) -> None:
-        """Counts the bytes."""
+        """Adds the request's bytes to `bytes_written`."""
         self.bytes_written += sum(map(len, data))
 
 
@@ -74,7 +74,7 @@ class Strategy(ABC):
         try:
             async with asyncio.timeout(5):
                 await loop.create_connection(lambda: line, "127.0.0.1", self._port, local_addr=(SOURCE, 0))
-        except OSError:  # TimeoutError is one
+        except OSError:  # TimeoutError is a subclass
             self.tally.refused += 1
             return False
         return True
@@ -117,7 +117,7 @@ class _Line(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         tally = self._owner.tally
-        if self._reply:  # a response without a length ends with its connection
+        if self._reply:  # a response without a length ends when the connection closes
             tally.statuses[status_of(self._reply)] += 1
         elif self.waiting:
             tally.cut += 1
@@ -184,7 +184,7 @@ class Hammer(Strategy):
 
 
 class Holder(Strategy):
-    """Keeps connections open that begin a request but do not end it. Reopens closed ones."""
+    """Keeps connections open and sends at most an unfinished request on each. Reopens closed ones."""
 
     def __init__(self, port: int, tally: Tally, connections: int, begin: Callable[[int], bytes], drip: bytes) -> None:
         super().__init__(port, tally)

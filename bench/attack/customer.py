@@ -20,7 +20,7 @@ NEXT: Final = 200  # measured requests after the hang-ups
 NEXT_PER_S: Final = 20.0
 MANY: Final = 1000
 MANY_PER_S: Final = 100.0
-REFUSED_EVERY: Final = 17  # 6%
+REFUSED_EVERY: Final = 17  # one request in 17 (6%) is refused
 MAX_TOKENS: Final = 256
 MEASURED: Final = "svc-coder"
 SOURCE: Final = "127.0.0.8"
@@ -36,7 +36,7 @@ class Customer:
         self._port, self._key = port, key
 
     async def run(self) -> list[dict[str, Any]]:
-        """Returns a row for each case: the windows `calm` and `after`, and the factor of their p99."""
+        """Returns a row for each case: the windows `calm` and `after`, and the ratio of their p99."""
         rows = []
         calm = await self._measure(NEXT, NEXT_PER_S)
         for number in HANG_UPS:
@@ -51,7 +51,7 @@ class Customer:
         return rows
 
     async def _measure(self, number: int, per_s: float, refused_every: int = 0) -> dict[str, Any]:
-        """Sends requests and returns their window, without those that must be refused."""
+        """Sends requests and returns their figures. Requests that are meant to be refused are left out."""
         began = time.perf_counter()
         found: list[Sent] = []
 

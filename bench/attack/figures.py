@@ -37,8 +37,8 @@ class Probe:
 def window(requests: Iterable[Sent], since: float, until: float, given_up_s: float) -> dict[str, Any]:
     """Returns the figures of the requests that began in [since, until).
 
-    `p50`, `p99` and `worst` are seconds to the first token of requests with known keys. A request that the client gave
-    up counts with `given_up_s`, its minimum wait. Leaving it out would improve the figures.
+    `p50`, `p99` and `worst` are seconds to the first token, for requests whose key was used before. If the client gave
+    up before the first token, the request counts as a wait of `given_up_s`. Leaving it out would improve the figures.
     """
     there = [one for one in requests if since <= one.began_at < until]
     known = [one for one in there if not one.is_new]
@@ -81,14 +81,14 @@ def health(probes: Iterable[Probe], since: float, until: float) -> dict[str, Any
 
 
 def factor(calm: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """Ratio of the 99th percentile to the calm one; None if either has no samples."""
+    """Ratio of `other`'s 99th percentile to `calm`'s; None if either has no samples."""
     if calm["p99"] is None or other["p99"] is None:
         return None
     return float(other["p99"] / calm["p99"])
 
 
 def is_settled(requests: Sequence[Sent], since: float, calm_p99: float | None) -> bool:
-    """Returns whether there are requests since `since` and all had complete replies in about the calm time."""
+    """Returns whether requests began after `since`, and each got a complete reply without a late first token."""
     if calm_p99 is None:
         return True
     there = [one for one in requests if one.began_at >= since and not one.is_new]
@@ -116,7 +116,7 @@ def recovered_s(requests: Iterable[Sent], since: float, until: float, calm_p99: 
 def judged(
     requests: Sequence[Sent], probes: Sequence[Probe], marks: dict[str, tuple[float, float]], given_up_s: float
 ) -> dict[str, Any]:
-    """Returns the figures of one attack. `marks` has its windows by name; `control` is optional."""
+    """Returns an attack's figures. `marks` has each window's start and end; `control` is optional."""
     windows = {name: window(requests, *mark, given_up_s) for name, mark in marks.items()}
     calm = windows["calm"]
     return {

@@ -1,7 +1,7 @@
 """The ordinary clients: small streamed requests at a steady rate, and probes of the service's health.
 
-A request is sent when it is due, even if earlier ones have no replies yet. Its time to the first token begins before
-the connection is opened, because a service that accepts no connections is also slow.
+A request is sent when it is due, even if earlier ones have no replies yet. Its time to the first token includes
+opening the connection, because a service that is slow to accept connections is also slow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORDS: Final = ("river", "stone", "lamp", "garden", "north", "paper", "music", "
 class Ordinary:
     """Sends the requests of a few accounts, each from a different address on loopback.
 
-    `new_keys` are valid keys that were never used. Every `new_key_every` requests, one of them is used.
+    `new_keys` are valid keys that were never used. One request in `new_key_every` uses the next of them.
     """
 
     def __init__(

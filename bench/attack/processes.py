@@ -1,4 +1,4 @@
-"""Processes of the attackers and of the control, separate from the clients that measure.
+"""Processes of the attackers and of the control (see `burner`), separate from the clients that measure.
 
 They have no command line: only this benchmark can start them, against the service that it has started.
 """
@@ -54,7 +54,7 @@ def more_files() -> int:
 
 
 class Hostile:
-    """A process that prepares, waits for `begin`, works for the given seconds and reports."""
+    """A process that prepares its work, waits for `begin`, works for the given seconds and reports."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -98,7 +98,7 @@ def attacker(name: str, target: hostile.Target) -> Hostile:
 
 
 def burner(share: float) -> Hostile:
-    """Starts the control, which only uses as much processor time as the attacker did: `share`, at most one core."""
+    """Starts the control, which only uses processor time: the attacker's `share` of the machine, at most one core."""
     return Hostile(_burn, share * cores())
 
 

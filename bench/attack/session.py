@@ -42,7 +42,7 @@ class Scope:
     seed: int = 1
 
     def new_keys(self) -> int:
-        """Returns the expected number of new keys. If a run takes longer, its last requests use none."""
+        """Returns the number of new keys to create. If a run takes longer, its last requests use known keys."""
         one = self.calm_s + self.attack_s + self.recovery_s + self.control_s + 10
         return 1 + int((WARM_UP_S + len(self.attacks) * one) * self.per_s / NEW_KEY_EVERY)
 
@@ -181,7 +181,7 @@ class Session:
         """Waits until recent requests are as fast as in the calm window, at most `MAX_RECOVERY_S`."""
         until = time.perf_counter() + MAX_RECOVERY_S
         while time.perf_counter() < until:
-            # `sent` has only ended requests; if the service hangs, it has no recent ones.
+            # `sent` has only requests that have ended, so if the service hangs, it has no recent ones.
             if is_settled(self._ordinary.sent, time.perf_counter() - LOOK_BACK_S, calm_p99):
                 return
             await asyncio.sleep(0.5)

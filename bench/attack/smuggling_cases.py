@@ -18,7 +18,7 @@ class Case:
     data: bytes
     most: int = 1
     honest: bool = False  # the second request must be served
-    either: bool = False  # it may be served: RFC 9112 allows two readings, in one of which it is a separate request
+    either: bool = False  # the second request may be served: RFC 9112 also allows reading it as a separate one
 
 
 def cases(operator_key: str) -> Iterator[Case]:

@@ -89,15 +89,16 @@ class KedaTuning:
     threshold: float
     counts_running: bool  # whether running requests count, like messages in progress for KEDA's queue triggers
     stabilization_s: float = 300.0  # for scaling down; default of KEDA and the HPA
-    sync_s: float = 15.0  # the HPA's
+    sync_s: float = 15.0  # between two decisions of the HPA
 
 
 @dataclass(slots=True)
 class KedaPolicy:
     """The HPA's rule for an external metric with AverageValue: total depth / threshold, rounded up.
 
-    A change within a tenth is ignored. In one sync, scaling up at most doubles or adds four. Scaling down takes the
-    highest wish of the stabilization window (Kubernetes' documentation, "Algorithm details" and "Default behavior").
+    A change of at most 10% is ignored. One sync at most doubles the replicas or adds four. Scaling down stops at the
+    highest number wanted within the stabilization window (Kubernetes' documentation, "Algorithm details" and "Default
+    behavior").
     """
 
     tuning: KedaTuning

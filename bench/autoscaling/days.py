@@ -15,19 +15,19 @@ from bench.simulation.policies import Rule
 from bench.simulation.replica import Device
 from serve_app.scaling.scaling_settings import ScalingSettings
 
-# A large, slow model, in round figures: a day with many replicas then has few requests to simulate.
+# A large, slow model, in round figures, so that even a day with many replicas has few requests to simulate.
 DEVICE = Device(slots=16, max_waiting=48, kv_tokens=60_000, prefill_per_s=4_000.0, step_s=0.060, row_s=0.002)
 FLEET = Fleet(device=DEVICE, least=1, most=10, start_s=90.0, price_per_hour=10.0, report_s=2.0)
 TUNED_ON = 100  # seed of the days on which settings are chosen; reported days have other seeds
 TUNED_HOURS = 5.0, 13.0  # from a quiet hour to a busy one
-WINDOW_S = 600.0  # of the plot
+WINDOW_S = 600.0  # over which the plot averages
 
 Tuning = ScalingSettings | ServeTuning | KedaTuning | ForesightTuning
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A day. With `tuning_day`: only the hours on which settings are chosen."""
+    """A day to simulate. With `tuning_day`, only the hours on which settings are chosen."""
 
     shape: str
     tuning: Tuning

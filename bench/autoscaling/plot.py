@@ -15,7 +15,7 @@ LABELS = {"rule": "the rule", "serve": "Serve's policy, tuned", "keda": "KEDA on
 
 
 def draw(results: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Writes the SVG file. Returns its caption by file name: none if matplotlib is not installed."""
+    """Writes the SVG file. Returns its caption by file name, or nothing if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -24,7 +24,7 @@ MIN_SAVING = 0.25  # compared with Serve's tuned policy
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Replaces the text between the two marks. Plot and records go into the folder of the same name.
+    """Replaces the text between the two marks. Plot and records go into the folder with the document's name.
 
     Raises:
         ValueError: the document has no marks.

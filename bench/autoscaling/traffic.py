@@ -2,9 +2,9 @@
 
 - `conversation` and `code`: lengths and rates per minute as in Azure's traces of 2023 (Patel et al., Splitwise, ISCA
   2024; github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_{conv,code}.csv, CC-BY). The quantiles below
-  are those of the files. In the files, the coefficient of variation is 0.25 and 1.03 for requests per minute, and 1.09
-  and 13 for gaps between requests. The daily curve is our assumption: the busiest hour has 1.7 and 2.8 times the mean
-  rate, and 3.3 and 34.6 times the rate of the quietest hour.
+  are those of the files. In the files, the coefficients of variation (conversation, code) are 0.25 and 1.03 for
+  requests per minute, and 1.09 and 13 for gaps between requests. The daily curve is our assumption: the busiest hour
+  has 1.7 and 2.8 times the mean rate, and 3.3 and 34.6 times the rate of the quietest hour.
 - `bursts`: gaps with a gamma distribution, as in BurstGPT's model of its trace (Wang et al., arXiv 2401.17644), with a
   shape of 0.25 (a coefficient of variation of 2). The daily curve is that of `conversation`, with surges to three times
   the rate.
@@ -25,7 +25,7 @@ from bench.simulation.cluster import Arrival
 DAY_S = 86_400.0
 ACCOUNTS = tuple(f"account-{number}" for number in range(40))
 _WEIGHTS = list(accumulate(1.0 / (number + 1) for number in range(len(ACCOUNTS))))  # Zipf
-_STEP_S = 10.0  # duration of a constant rate
+_STEP_S = 10.0  # for which the rate stays constant
 
 Quantiles = tuple[tuple[float, float], ...]  # share of the requests, tokens
 
@@ -101,14 +101,14 @@ def draw(quantiles: Quantiles, share: float) -> int:
 
 
 def hours(shape: Shape, at: float) -> float:
-    """Daily curve at a time, as a multiple of the mean: a power of a cosine, chosen to give mean, peak and quietest."""
+    """Daily curve at a time, as a multiple of the mean rate: a power of a cosine wave from `quietest` to `peak`."""
     wave = (1.0 - cos(2.0 * pi * (at / DAY_S - 0.125))) / 2.0  # minimum at three o'clock
     return shape.quietest + (shape.peak - shape.quietest) * wave ** _power(shape)
 
 
 @cache
 def _power(shape: Shape) -> float:
-    """Finds the power with which the mean of a day is 1, by bisection."""
+    """Finds, by bisection, the power of the wave for which `hours` has a mean of 1."""
     wanted = (1.0 - shape.quietest) / (shape.peak - shape.quietest)
     low, high = 0.05, 20.0
     for _ in range(40):
@@ -119,7 +119,7 @@ def _power(shape: Shape) -> float:
 
 
 def _rate(shape: Shape, rng: Random) -> Callable[[float], float]:
-    """Returns the rate at a time, to be called once per step. Its variation is log-normal and mean-reverting."""
+    """Returns a function for the rate at a time. Each call advances its log-normal variation by one `_STEP_S`."""
     sigma = sqrt(log(1.0 + shape.variation**2))
     kept = exp(-_STEP_S / shape.lasts_s)
     surges = [rng.uniform(0.0, DAY_S) for _ in range(shape.surges)]

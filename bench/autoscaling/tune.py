@@ -1,4 +1,4 @@
-"""Chooses each policy's settings for each shape: the cheapest that meet the targets, on days with another seed."""
+"""Chooses each policy's settings for each shape: the cheapest that meet the targets on days that are not reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from serve_app.scaling.scaling_settings import ScalingSettings
 
 Simulate = Callable[[Iterable[Job]], list[dict[str, Any]]]  # simulates several days, and returns their figures in order
 
-# On most days, a mean over 30 s with a short delay is better than 10 s without delay. `serve_neighbours` tries others.
+# On most days, a mean over 30 s with a short delay is better than one over 10 s without delay, which only
+# `serve_neighbours` tries.
 SERVE = [
     ServeTuning(target, 15.0, down_s, 30.0)
     for target in (4.0, 6.0, 8.0, 10.0, 12.0, 14.0)
@@ -52,7 +53,7 @@ CHOSEN: dict[str, dict[str, Tuning]] = {
         "foresight": ForesightTuning(60.0, 1.0),
     },
 }
-BEFORE = ServeTuning(8.0)  # earlier settings of cluster/: half of a replica's sequences, Serve's default delays
+BEFORE = ServeTuning(8.0)  # earlier settings of cluster/: a target of half the slots, and Serve's default delays
 
 
 def serve_neighbours(best: ServeTuning) -> list[ServeTuning]:

@@ -39,7 +39,7 @@ class Readers:
         self._http = [_client(base_url, number) for number in range(sessions)]
 
     async def sign_in(self, link: str) -> None:
-        """The first session accepts the invitation. The others sign in in turn: each sign-in takes 64 MiB."""
+        """The first session accepts the invitation. The others sign in one by one, as each takes 64 MiB."""
         first, *others = self._http
         await self._submit(first, link, name="Reader", new_password=PASSWORD)
         for http in others:

@@ -37,7 +37,7 @@ PUBLIC: Final = ("/", "/docs", "/docs/guides/quick-start")  # outside the consol
 
 
 class Lived(WithConsole, Bundled):
-    """config.yaml and the console, with open sign-up and payments. Each start fills a new ledger with sixty days."""
+    """config.yaml with console, open sign-up and payments. Each start fills a new ledger with sixty days of data."""
 
     life: Life
 

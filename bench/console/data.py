@@ -121,7 +121,7 @@ class _Past:
         started = day + (rng.choices(range(24), HOURS)[0] + rng.random()) * HOUR_S
         prompt = min(30_000, round(rng.lognormvariate(8.9, 0.9)))
         completion = min(8_000, round(rng.lognormvariate(6.7, 0.7)))
-        failing = 6 if day < self.end - 2 * DAY_S else 0  # recent failures would be in the gateway's log too
+        failing = 6 if day < self.end - 2 * DAY_S else 0  # recent ones would also be in the gateway's log
         [outcome] = rng.choices((Outcome.COMPLETED, Outcome.CANCELLED, Outcome.FAILED), (980 - failing, 20, failing))
         completion //= {Outcome.COMPLETED: 1, Outcome.CANCELLED: 3, Outcome.FAILED: 10_000}[outcome]
         return Settlement(

@@ -87,7 +87,7 @@ async def _prefix(server: EngineServer, cell: Cell, seed: str) -> dict[str, Any]
 
 
 async def _disturbed(server: EngineServer, cell: Cell, count: CountTokens, seed: str) -> dict[str, Any]:
-    """Measures the speed of running streams while a long prompt is computed: until its first token."""
+    """Measures the speed of running streams before a long prompt is sent, and then until its first token."""
     streams = [server.call(workloads.steady(f"{seed}/{number}")) for number in range(cell.clients)]
     result = await client.disturbed(streams, server.call(workloads.intruder(seed)), cell.least_s, cell.most_s)
     replies, intruder = [read(raw) for raw in result.streams], read(result.intruder)

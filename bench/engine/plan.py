@@ -30,7 +30,7 @@ class Scope:
     clients: tuple[int, ...]
     long_clients: tuple[int, ...]
     least_s: float
-    most_s: float  # 1.5 times as long with up to 16 clients, because there are promises for these loads
+    most_s: float  # 1.5 times as long with up to 16 clients, because most promises are for these loads
     workloads: tuple[str, ...] = WORKLOADS
     servers: tuple[str, ...] = SERVERS
 
@@ -50,7 +50,7 @@ def turns(scope: Scope, there: Iterable[str]) -> Iterator[tuple[int, str, list[C
 
 
 def _cells(scope: Scope, server: str, number: int) -> Iterator[Cell]:
-    # To keep runs short, loads without a promise are measured for peers only in the first round.
+    # To keep runs short, peers get only short and long prompts after the first round.
     all_loads = number == 0 or server in (OURS, PLAIN) or scope.most_s >= FULL.most_s
     for workload in scope.workloads:
         if workload in (SHORT, LONG):

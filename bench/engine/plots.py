@@ -26,7 +26,7 @@ _FIGURES = (
 
 
 def draw(results: Results, folder: Path) -> dict[str, str]:
-    """Writes a PNG file for each workload. Returns captions by file name: none if matplotlib is not installed."""
+    """Writes a PNG file for each workload. Returns captions by file name, or nothing if matplotlib is not installed."""
     drawn = {}
     for workload in (plan.SHORT, plan.LONG):
         file = f"engine-{workload}.png"

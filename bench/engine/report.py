@@ -60,7 +60,7 @@ def machine(results: Results) -> str:
 
 
 def rate_tables(results: Results, workload: str) -> str:
-    """Rates, waits and times per token of a load, by number of clients."""
+    """Tables of a load's rates, waits and times per token, by number of clients."""
     if not measured(results, workload):
         return ""
     prompt = {plan.SHORT: "Short prompts (40 tokens)", plan.LONG: "Long prompts (1,000 tokens)"}[workload]
@@ -78,7 +78,7 @@ def rate_tables(results: Results, workload: str) -> str:
 
 
 def special_tables(results: Results) -> str:
-    """Editing code, second turns, and long prompts while streams run."""
+    """Tables of the other workloads: editing code, second turns, and a long prompt while streams run."""
     parts = []
     shapes: list[tuple[str, str, int, list[tuple[str, str, str, float]]]] = [
         (

@@ -19,7 +19,7 @@ from bench.harness.processes import Tree
 from bench.harness.servers import Launched, Server, ServerError, deployment, shipped_config
 
 START_S = 420.0  # vLLM compiles on its first start
-CONTEXT = 8192  # tokens; the model's own
+CONTEXT = 8192  # tokens; the model's maximum
 SEQUENCES = 64  # maximum that vLLM decodes together
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -255,7 +255,7 @@ class Vllm(EngineServer):
 
 
 class OnVllm(Ours):
-    """The whole service with vLLM as its engine, with the threads, memory and sequences of `vllm serve`."""
+    """The whole service on vLLM, with the same threads, cache memory and number of sequences as `vllm serve`."""
 
     title = "serve-app on vLLM"
     patience_s = 40.0
@@ -272,7 +272,7 @@ class OnVllm(Ours):
 
 
 def parameters(model_folder: Path) -> int:
-    """Counts the parameters of the model in a folder of safetensors. Tied ones count once, as they are stored."""
+    """Counts the parameters of the model in a folder of safetensors. Tied parameters are stored once and count once."""
     total = 0
     for path in model_folder.glob("*.safetensors"):
         with path.open("rb") as file:

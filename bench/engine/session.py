@@ -36,7 +36,7 @@ class Session:
         self._salt = seed
 
     def run(self) -> None:
-        """Measures all rounds. All servers have stopped when this returns or raises."""
+        """Measures all rounds. Stops all servers before it returns or raises."""
         try:
             for number, name, cells in turns(self.scope, self.servers):
                 if name in self.missing:

@@ -1,7 +1,7 @@
 """Builds the requests: prompts generated from a seed, identical for every server.
 
 A prompt is used once in a run, because a server with a prefix cache would skip part of the work for a repeated one.
-After a system message of four words, every prompt begins differently. Only the shared-prefix workload repeats text.
+Prompts share no more than their first words, except in the shared-prefix workload.
 """
 
 from __future__ import annotations

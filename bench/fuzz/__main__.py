@@ -29,7 +29,7 @@ from bench.harness.servers import OneReplica, ServerError
 
 STALL_S: Final = 0.3
 MAX_UNCACHED: Final = 32  # maximum tokens of a cached prompt to compute again: the last block, which may be partial
-SETTLED_S: Final = 30.0  # maximum time until every reply is on the books
+SETTLED_S: Final = 30.0  # maximum time until every reply is in the ledger
 MAX_EXAMPLES: Final = 20  # number to keep for each kind of finding
 
 
@@ -141,7 +141,7 @@ async def _received(events: AsyncIterator[dict[str, Any]]) -> Received:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the load and returns the results. Everything that it started has stopped when this returns or raises."""
+    """Runs the load and returns the results. Stops everything that it started before it returns or raises."""
     server = Fuzzed(PEERS)
     began = time.time()
     try:

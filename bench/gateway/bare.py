@@ -27,7 +27,7 @@ FREE = Bill("nobody", "none", MODEL, BACKEND, Price(0, 0, 0))
 
 
 def build_app() -> FastAPI:
-    """One plain FastAPI route, and two routes that the launcher calls at the start."""
+    """Returns an app with a plain route for chat completions, and two routes that the launcher calls at the start."""
     app = FastAPI(openapi_url=None)
     backends = BackendHandles()
     model: DeploymentHandle | None = None

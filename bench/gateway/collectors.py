@@ -27,7 +27,7 @@ from bench.harness.tables import figure_table, show, table
 from serve_app.launch.preflight import free_port
 
 NONE: Final = "no collector"
-MAX_LOSS: Final = 0.05  # maximum loss of throughput and increase of p90, relative
+MAX_LOSS: Final = 0.05  # share by which throughput may fall and p90 may rise
 FIGURES: Final = (("requests_per_s", "requests/s"), ("p90_ms", "p90, ms"), ("p99_ms", "p99, ms"))
 
 
@@ -53,7 +53,7 @@ class Traced(Full):
 
 @contextlib.contextmanager
 def silent_listener() -> Iterator[str]:
-    """The address of a server that accepts every connection and never reads or writes."""
+    """Runs a server that accepts every connection but never reads or writes. Yields its address."""
     kept: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
 
@@ -90,7 +90,7 @@ def measure(folder: Path, scope: Scope, share: float) -> Results:
 
 
 def markdown(results: Results) -> str:
-    """The figures, and the ratio of each collector's to those without a collector."""
+    """Tables of the figures, and of their ratios to the figures without a collector."""
     parts = [f"{text}:\n\n{figure_table(results, WORKLOAD, figure, '{:.1f}')}" for figure, text in FIGURES]
     return "\n\n".join([*parts, f"Ratio to {NONE}:\n\n{ratio_table(results)}"]) + "\n"
 

@@ -92,12 +92,12 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Updates the costs' part of the document and their records. Raises ValueError if it does not have the marks."""
+    """Updates the costs' part of the document and their records. Raises ValueError if the document has no marks."""
     document.renew(path, BEGIN, END, ("costs.json", results), lambda folder: {}, lambda pictures: markdown(results))
 
 
 def markdown(results: Results) -> str:
-    """A row for each part at each number of clients."""
+    """Returns a table with a row for each part at each number of clients."""
     rows = []
     for cost in results["costs"]:
         for clients in client_counts(results, WORKLOAD):

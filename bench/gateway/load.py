@@ -1,4 +1,4 @@
-"""The load: wrk with a script that posts the request, and its figures of a run."""
+"""Runs the load: wrk with a script that posts the request. Parses the figures that wrk prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.harness.stub_request import BODY, PATH
 
 SCRIPT = Path(__file__).with_name("post.lua")
-TIMEOUT_S = 20  # of one request
+TIMEOUT_S = 20  # for one request
 MARK = "figures "
 
 
@@ -23,7 +23,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The figures of wrk. `requests` counts replies of any status; times are in milliseconds."""
+    """The figures of wrk. `requests` counts replies of any status."""
 
     requests: int
     seconds: float
@@ -42,7 +42,7 @@ class Load:
 
     @property
     def problems(self) -> list[str]:
-        """Why these figures do not count; empty if they do."""
+        """Reasons to leave out these figures; empty if there are none."""
         found = []
         if self.requests == 0:
             found.append("there was no reply")

@@ -18,7 +18,7 @@ _FIGURES = (
 
 
 def draw(results: Results, folder: Path) -> dict[str, str]:
-    """Writes the SVG file. Returns its caption by file name: none if matplotlib is not installed."""
+    """Writes the SVG file. Returns its caption by file name, or nothing if matplotlib is not installed."""
     if not plots.draw(results, WORKLOAD, _FIGURES, _COLOURS, folder / "gateway.svg", log=False):
         return {}
     return {"gateway.svg": "Requests per second, waits and processor time per request over the number of clients"}

@@ -83,7 +83,7 @@ def part_table(results: Results, clients: int = 16) -> str:
 
 
 def notes(results: Results) -> str:
-    """Returns settings, checks of the books, missing systems and failures."""
+    """Returns settings, checks of the ledger, missing systems and failures."""
     lines = []
     for one in results["servers"].values():
         lines.append(f"- {one['title']}: {', '.join(f'{key} {value}' for key, value in one['facts'].items())}.")

@@ -15,7 +15,7 @@ from bench.harness.command import say
 from bench.harness.servers import ServerError
 from bench.harness.stub_request import wrong_with
 
-WORKLOAD = "complete"  # a reply in one piece
+WORKLOAD = "complete"  # replies that are not streamed
 WARM_UP_CLIENTS = 16
 
 
@@ -47,7 +47,7 @@ class Session:
         self.missing: dict[str, str] = {}  # system -> why it isn't in the tables
 
     def run(self) -> None:
-        """Measures all rounds. All systems have stopped when this returns or raises."""
+        """Measures all rounds. Stops each system after its turn, also after an error."""
         began = time.monotonic()
         for number, name in turns(self._scope.rounds, list(self._systems)):
             if name in self.missing:

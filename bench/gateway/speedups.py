@@ -22,7 +22,7 @@ from bench.harness.tables import show, table
 BEGIN: Final = "<!-- measured: written by `python -m bench.gateway --without --docs`, not by hand -->"
 END: Final = "<!-- end of what bench.gateway --without measured -->"
 SCOPE: Final = Scope(rounds=2, clients=(16, 64))
-MIN_GAIN: Final = 1.1  # ratio of requests/s that justifies a speed-up, at one or more numbers of clients
+MIN_GAIN: Final = 1.1  # minimum ratio of requests/s with and without a speed-up, at the best number of clients
 PATCHES: Final = Path(__file__).with_name("without")
 
 
@@ -51,13 +51,13 @@ class Without(Full):
 
 
 def environment(speedup: str) -> dict[str, str]:
-    """Returns the variables that take `speedup` out of a Python process and all its descendants."""
+    """Returns environment variables that remove `speedup` from a Python process and all its descendants."""
     path = os.pathsep.join(filter(None, [str(PATCHES), str(ROOT), os.environ.get("PYTHONPATH")]))
     return {"PYTHONPATH": path, VARIABLE: speedup}
 
 
 def check(speedup: str) -> None:
-    """Raises ServerError unless a process with `environment` is without the speed-up."""
+    """Raises ServerError if a process with these variables still has the speed-up."""
     program = f"import {REMOVABLE[speedup].module} as module; print(module.{APPLIED})"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -107,7 +107,7 @@ def markdown(results: Results) -> str:
 
 
 def speedup_table(results: Results) -> str:
-    """A row for each speed-up, with and without it at each number of clients."""
+    """Returns a table with a row for each speed-up: requests/s with and without it at each number of clients."""
     counts = client_counts(results, WORKLOAD) or list(SCOPE.clients)
     head = ["speed-up", "what it is"]
     for clients in counts:
@@ -127,7 +127,7 @@ def _cells(results: Results, name: str, counts: Sequence[int]) -> list[str]:
 
 
 def too_small(results: Results) -> list[str]:
-    """Measured speed-ups that give less than MIN_GAIN at every number of clients."""
+    """Names of the speed-ups whose ratio is less than MIN_GAIN at every number of clients."""
     counts = client_counts(results, WORKLOAD)
     found = {
         name: [
@@ -141,7 +141,7 @@ def too_small(results: Results) -> list[str]:
 
 
 def notes(results: Results) -> str:
-    """Returns speed-ups with too little gain, checks of the books, and failures."""
+    """Returns speed-ups with too little gain, checks of the ledger, and failures."""
     lines = [f"- **{name} gains less than {MIN_GAIN - 1:.0%}.**" for name in too_small(results)]
     lines += [f"- Not in the table: {name} ({why})." for name, why in results["missing"].items()]
     audits: list[dict[str, Any]] = results["audits"]

@@ -27,7 +27,7 @@ class System(Server):
     """A system that serves the requests of the load."""
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Compares its books with `answered` replies and at most `cut` cancelled requests. Empty without books."""
+        """Compares its ledger with `answered` replies and at most `cut` cancelled requests. Empty without a ledger."""
         return {}
 
 
@@ -69,16 +69,16 @@ class Full(_OnServe):
     def wait_until_ready(self, tree: Tree) -> None:
         super().wait_until_ready(tree)
         deadline = time.monotonic() + START_S
-        while len(self.admin("/admin/live")["gateways"]) < self._gateways:  # the launcher waits for the first one
+        while len(self.admin("/admin/live")["gateways"]) < self._gateways:  # the launcher waits only for the first one
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.name}: {self._gateways} gateways did not start within {START_S:.0f} s")
             time.sleep(0.5)
         self.account, self.key = self.new_account("bench", "100000")
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Checks that the books are sound and that the ledger has all replies.
+        """Checks that the ledger is sound and contains all `answered` replies.
 
-        In addition, the ledger may have at most `cut` requests, which were cancelled.
+        It may also contain up to `cut` cancelled requests.
         """
         deadline = time.monotonic() + 15  # cancelled requests are settled in the background
         while True:
@@ -180,7 +180,7 @@ def find_systems(
 ) -> tuple[list[System], dict[str, str]]:
     """The chosen systems that are installed, in the tables' order, and why the others are missing.
 
-    The service is a system for each number of gateway processes in `gateways`.
+    For each number of gateway processes in `gateways`, the service is a separate system.
     """
     systems: list[System] = []
     missing: dict[str, str] = {}

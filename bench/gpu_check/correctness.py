@@ -14,7 +14,7 @@ from bench.gpu_check.parts import ROOT
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 100, 160, 300)  # tokens; some around the block size
 REPLY = 32  # tokens
-MAX_GAP = 1e-3  # float32: log-probabilities that differ by at most this count as a tie
+MAX_GAP = 1e-3  # float32: maximum difference between the log-probabilities of tied tokens
 MAX_ERROR = 1e-3  # float32: maximum error of a log-probability
 MAX_RATIO = 2.0  # bfloat16: maximum ratio of our error to that of transformers
 
@@ -110,7 +110,7 @@ def bfloat16(options: Options, report: Report) -> None:
 def judge(report: Report, name: str, shape: str, reference: Any, asked: Any, said: Any) -> None:
     """Compares an engine's error with that of `reference`, transformers' model with the same weights.
 
-    Afterwards, `reference` is in float32: the errors are relative to its scores in float32.
+    Converts `reference` to float32, because both errors are relative to its scores in float32.
     """
     from bench.gpu_check import models
 

@@ -1,7 +1,7 @@
 """Kills processes with SIGKILL while they generate on the GPU, and measures the time until their memory is free.
 
-The first case is a single process with an engine. The second is a group of two processes. First only its
-leader is killed, as if a replica died whose engine runs in a child process, then the whole group.
+The first case is a single process with an engine. The second is a group of two processes: its leader is killed first,
+then the whole group. The leader represents a replica whose engine runs in a child process.
 `python -m bench.gpu_check.kill OPTIONS` runs one such process.
 """
 
@@ -61,7 +61,7 @@ class Memory:
         self._on_gpu = options.on_gpu
         self.slack = SLACK if options.on_gpu else 0
         self._before = 0
-        self._before = self.used(None)  # with this process's CUDA context
+        self._before = self.used(None)  # includes this process's CUDA context
 
     def used(self, process: subprocess.Popen[str] | None) -> int:
         """Returns the memory in use, in bytes."""
@@ -126,7 +126,7 @@ def alive(process: subprocess.Popen[str]) -> bool:
 
 
 def members(group: int) -> Any:
-    """Process ids of a group, without ended processes that were not reaped."""
+    """Ids of a group's processes, without zombies."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]

@@ -62,7 +62,7 @@ def bandwidth(device: Any) -> float:
 
 
 def matmul(device: Any) -> float:
-    """Floating-point operations per second of a square product, in bfloat16 on GPUs."""
+    """Floating-point operations per second in a product of square matrices, in bfloat16 on GPUs."""
     import torch
 
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)

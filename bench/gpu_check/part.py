@@ -38,7 +38,7 @@ class Options:
 
 
 class Report:
-    """The part's result so far. Each change is written immediately, so the results of a killed part remain."""
+    """The part's result so far. Figures are written immediately, so those of a killed part remain."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The parts of the check. Each runs in a separate process with a time limit, so a crash affects only itself."""
+"""The parts of the check. Each runs in a separate process with a time limit, so a crash does not affect the others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PARTS: Final = (
 
 
 def limits(parts: Iterable[Part], budget_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
-    """Yields each part's time limit in seconds: its share of the time left. Later parts get the time that it leaves."""
+    """Yields each part's time limit in seconds: its share of the time left. Later parts share what it does not use."""
     waiting, ends = list(parts), clock() + budget_s
     while waiting:
         share = waiting[0].weight / sum(part.weight for part in waiting)

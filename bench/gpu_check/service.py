@@ -73,7 +73,7 @@ def serve(
 
 
 def load(options: Options) -> tuple[int, int, int]:
-    """Returns streams, requests of each stream, and tokens of each reply."""
+    """Returns the numbers of streams, of requests per stream, and of tokens per reply."""
     return (STREAMS, ROUNDS, LENGTH) if options.on_gpu else (4, 1, 16)
 
 

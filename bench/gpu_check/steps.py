@@ -56,7 +56,7 @@ class Steps:
     def run(self) -> dict[str, float]:
         """Runs one step. Returns the seconds of its parts.
 
-        `launch` is the time of the model's code on the host, `wait` the time until the device has finished after it.
+        `launch` is the time of the model's code on the host, `wait` the time from then until the device has finished.
         """
         began = time.perf_counter()
         plan = self._core.plan(0.0)

@@ -1,4 +1,4 @@
-"""Measures vLLM through our adapter, with a model that our engine is measured with. Tests the engines' contract."""
+"""Measures vLLM through our adapter, with the first of the model shapes. Tests the engines' contract."""
 
 from __future__ import annotations
 

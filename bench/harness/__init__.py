@@ -1,1 +1,1 @@
-"""Code that several benchmarks share. A benchmark imports this package, but no other benchmark."""
+"""Code that several benchmarks share. A benchmark may import this package, but not another benchmark."""

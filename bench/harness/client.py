@@ -67,7 +67,7 @@ class _Exchange(asyncio.Protocol):
 
 
 async def exchange(call: Call, into: list[RawReply]) -> RawReply:
-    """Sends a request and reads the whole reply. `into` has the reply from the start, even if it is cancelled later."""
+    """Sends a request and reads the whole reply. Adds it to `into` at the start, so a cancelled one is kept."""
     reply = RawReply(time.perf_counter(), call.max_tokens)
     into.append(reply)
     loop = asyncio.get_running_loop()
@@ -91,8 +91,8 @@ async def exchange(call: Call, into: list[RawReply]) -> RawReply:
 async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: float, most_s: float) -> Window:
     """Runs clients. Each sends its next request after its previous reply. `call(client, n)` returns the n-th request.
 
-    Lasts at least `least_s` and until each client has finished a request, but at most `most_s`; then open requests are
-    cancelled. The number of requests in flight is constant, so the rate is that of a server under steady load.
+    Runs for at least `least_s`, and until each client has finished a request, but for at most `most_s`. Then cancels
+    open requests. The number of requests in flight is constant, so the rate is that of a server under steady load.
     """
     replies: list[RawReply] = []
     first = [[call(client, 0)] for client in range(clients)]  # built before the measurement
@@ -141,7 +141,7 @@ async def one(call: Call, most_s: float) -> RawReply:
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """Streams that ran before and while another request was prefilled."""
+    """Streams that ran before and during the prefill of another request."""
 
     streams: tuple[RawReply, ...]
     intruder: RawReply

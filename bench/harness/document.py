@@ -1,4 +1,4 @@
-"""Updates parts of a document that people write. Each program owns the text between its two marks."""
+"""Updates the generated parts of a document. Each program owns the text between its two marks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def renewed(text: str, begin: str, end: str, content: str) -> str:
 
 
 def renew(path: Path, begin: str, end: str, records: tuple[str, Any], draw: Draw, write: Callable[[str], str]) -> None:
-    """Updates one program's part of a file. Pictures and records go into the folder of the same name.
+    """Updates one program's part of a document. Pictures and records go into the folder with the document's name.
 
-    `records` is a file name and the file's content. `write` returns the new part, given the Markdown of the pictures.
+    `records` is the name and content of a JSON file. `write` returns the new part, given the Markdown of the pictures.
 
     Raises:
         ValueError: the document has no marks; nothing is written.

@@ -47,7 +47,7 @@ def per_request_ms(seconds: dict[str, float], requests: int) -> dict[str, float]
 
 
 def largest(parts: Iterable[dict[str, float]]) -> list[str]:
-    """Returns all parts, by their highest value in descending order."""
+    """Returns all parts, sorted by their highest values, largest first."""
     most: dict[str, float] = {}
     for one in parts:
         for part, value in one.items():

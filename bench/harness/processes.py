@@ -111,7 +111,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Runs in a new child: Ctrl-C no longer reaches it, and on Linux it gets signal `number` when its parent dies."""
+    """Called in a new child: Ctrl-C then does not reach it. On Linux, it gets signal `number` when its parent dies."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -12,8 +12,8 @@ from bench.harness.results import Results, Spread
 class Promise:
     """A promise about one figure of a run.
 
-    `measure` returns the figure, which must be at least `needed`, or with `at_most` at most `needed`. `goal` is a value
-    that we would like to reach.
+    `measure` returns the figure. It must be at least `needed`; with `at_most`, at most `needed`. `goal` is a value that
+    we would like to reach.
     """
 
     text: str

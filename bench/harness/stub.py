@@ -1,7 +1,7 @@
 """A stub of the model: a Serve application with one fixed, immediate reply, to measure everything except the model.
 
-Like `deployments.model.Model`, it takes gateways' calls, streams events and writes usage ahead. It does not render,
-tokenize or compute.
+Like `deployments.model.Model`, it takes gateways' calls, streams events, and stores a reply's usage before the last
+event. It does not render, tokenize or compute.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def figure_table(results: Results, workload: str, figure: str, form: str, scale:
 
 
 def promise_table(verdicts: Iterable[Verdict]) -> str:
-    """A row for each promise, with its figure."""
+    """A table with a row for each promise and its figure."""
     rows = []
     for verdict in verdicts:
         promise = verdict.promise

@@ -30,7 +30,7 @@ from bench.simulation.policies import Fixed
 from bench.simulation.replica import Device, Job, Replica
 
 SLOTS = 4
-LONGER = 160  # words of a prompt; the time to the first token of its reply shows how fast prompts are computed
+LONGER = 160  # words of the longer prompts, which show how fast prompts are computed
 LOAD = 0.85  # share of the rate that four clients reached
 MAX_DIFFERENCE = 0.2  # relative
 

@@ -47,7 +47,7 @@ def shares(requests: Sequence[Sent], since: float, until: float) -> dict[str, fl
 def summary(
     requests: Sequence[Sent], weights: dict[str, int], capacity: float, since: float, until: float
 ) -> dict[str, Any]:
-    """Returns the results of the overload, for JSON. `capacity` is the goodput under a load that just fills it."""
+    """Returns the results of the overload, for JSON. `capacity` is the goodput of a full, not overloaded service."""
     counted = [one for one in requests if since <= one.sent_at < until]
     waits = [one.first_at - one.sent_at for one in counted if one.first_at is not None]
     reached = goodput(requests, since, until)

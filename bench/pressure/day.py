@@ -20,7 +20,7 @@ ILL_HOURS = 12.0, 16.0
 BURST_HOURS = 19.5, 19.75  # the crowd sends three times as much
 LOSS_HOURS = 11.0, 17.0  # a replica dies
 BACK_AFTER_S = 150.0
-PEAK = 0.75  # of the crowd's busiest hour, as a share of all replicas' capacity
+PEAK = 0.75  # load in the crowd's busiest hour, as a share of all replicas' capacity
 
 
 def simulate(seed: int, accounts: int, hours: float, scaling: Scaling) -> dict[str, object]:
@@ -56,7 +56,7 @@ def _people(world: World, shape: Shape, most: float, accounts: int) -> Crowd:
         Workers(
             world, account_id, shape, max(6, weight // 15), start_s=BATCH_HOURS[0] * HOUR, end_s=BATCH_HOURS[1] * HOUR
         )
-    # Ignores retry-after, and retries all requests every second.
+    # This account ignores retry-after, and retries each refused request after a second.
     Workers(world, ILL, shape, 12, start_s=ILL_HOURS[0] * HOUR, end_s=ILL_HOURS[1] * HOUR, retry_s=1.0)
 
     def curve(now: float) -> float:

@@ -13,7 +13,7 @@ from bench.simulation.replica import Device, Job, Replica
 from serve_app.contracts.limits import Contract
 
 WEIGHTS = (50, 60, 80, 100, 120, 150, 200, 250, 300, 400)
-WARM_UP_S = 60.0  # until the limits are stable; the promises are about the time after it
+WARM_UP_S = 60.0  # for the limits to become stable; the promises are about the time after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Outcome:
 
 
 def capacity(device: Device, shape: Shape, seed: int = 0, seconds: float = 1_200.0) -> float:
-    """Tokens of completed requests per second of one replica that always has enough to do."""
+    """Tokens per second, in completed requests, of one replica that always has enough to do."""
     world = World(seed, replicas=0, device=device)
     replica = Replica("full", device, 0.0)
     done = number = 0

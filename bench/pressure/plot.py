@@ -1,4 +1,4 @@
-"""Plots a simulated day: level, goodput, fairness and refusals by hour."""
+"""Plots a simulated day: multiplier of the limits, goodput, fairness and refusals by hour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLOURS = {SHARE: "#0072b2", CONTRACT: "#56b4e9", WAIT: "#d55e00", FULL: "#e69f
 
 
 def draw(results: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Writes the SVG file. Returns its caption by file name: none if matplotlib is not installed."""
+    """Writes the SVG file. Returns its caption by file name, or nothing if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""Records a simulated backend by time window: goodput, shares, refusals, waits, and the level."""
+"""Records a simulated backend by time window: goodput, shares, refusals, waits, and the multiplier of the limits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ END = "<!-- end of what bench.pressure simulated -->"
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Replaces the text between the two marks. Plots and records go into the folder of the same name.
+    """Replaces the text between the two marks. Plots and records go into the folder with the document's name.
 
     Raises:
         ValueError: the document has no marks.

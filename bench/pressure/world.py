@@ -78,7 +78,7 @@ class World:
 
     @property
     def multiplier(self) -> float:
-        """The share of the default contract that the level allows now, from `Tuning.floor` to 1."""
+        """The share of the default contract's token rate that is allowed now, from `Tuning.floor` to 1."""
         return self.shards[0].shares.rate(BACKEND, self.contract, self.now) / (self.contract.tpm / 60.0)
 
     def restart_shard(self, index: int) -> None:

@@ -80,7 +80,7 @@ def markdown(results: Results) -> str:
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Replaces the text between the two marks. The records go into the folder of the same name.
+    """Replaces the text between the two marks. The records go into the folder with the document's name.
 
     Raises:
         ValueError: the document has no marks.

@@ -1,1 +1,1 @@
-"""Simulates a backend with the service's own limits. Replicas only take time to start and to compute."""
+"""Simulates a backend with the service's own limits. Replicas are modelled only by the time that they take."""

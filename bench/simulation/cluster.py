@@ -51,7 +51,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The machines and their minimum and maximum number."""
+    """The replicas' device, number, price and times."""
 
     device: Device = field(default_factory=Device)
     least: int = 1
@@ -105,14 +105,14 @@ class Cluster:
         self._order = count()
         self._numbers = count()
         self._machines: list[_Machine] = []
-        self._starting: list[float] = []  # the time from which each is paid
+        self._starting: list[float] = []  # for each starting replica, the time from which it is paid
         self._held: deque[Job] = deque()  # admitted while there is no replica
         self._target = fleet.least if replicas is None else replicas
         for _ in range(self._target):
             self._add(0.0)
 
     def run(self, arrivals: Iterable[Arrival], until: float) -> Outcome:
-        """Runs until `until` and returns the outcome, with the requests that are unfinished then."""
+        """Runs until `until` and returns the outcome, which also counts the requests that are unfinished then."""
         self._after(self.fleet.look_s, self._look)
         self._next_arrival(iter(arrivals))
         events = self._events

@@ -1,4 +1,4 @@
-"""Policies that a simulation can run: the service's rule, and a fixed number."""
+"""Policies that a simulation can run: the service's rule, and a fixed number of replicas."""
 
 from __future__ import annotations
 

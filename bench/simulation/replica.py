@@ -1,4 +1,4 @@
-"""Simulates a model replica: the time that requests take on a device that computes prompts and steps of a batch."""
+"""Simulates a model replica: how long requests take on a device that computes prompts and decoding steps."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Device:
     max_waiting: int = 96
     kv_tokens: int = 120_000
     prefill_per_s: float = 12_000.0  # prompt tokens, if nothing else runs
-    step_s: float = 0.020  # time of a decoding step without its sequences
+    step_s: float = 0.020  # fixed time of a decoding step
     row_s: float = 0.0005  # additional time per sequence
     prefill_share: float = 0.5  # share of the device's time for prompts while a batch runs
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One admitted request. It is also the `request` that the engine's fair queue reads tenant and weight from."""
+    """One admitted request. The engine's fair queue reads tenant and weight from `request`, which is the job itself."""
 
     request_id: str
     tenant: str
@@ -39,12 +39,12 @@ class Job:
     arrival: int  # sequence number
     arrived_at: float
     deadline_s: float
-    on_end: Callable[[str, float], None]  # called with "done", "late" or "lost", and the time
-    started_at: float = inf  # time of its place in the batch
+    on_end: Callable[[str, float], None]  # called with "done", "full", "late" or "lost", and the time
+    started_at: float = inf  # time at which it gets its place in the batch
     first_at: float = inf  # time of its first token, when its prompt is computed
     left: float = 0.0  # tokens of the prompt still to compute
-    ends_at: float = 0.0  # decoding progress of the replica at which it ends
-    charged: float = 0.0  # decoding progress that the fair queue has counted
+    ends_at: float = 0.0  # value of the replica's `_progress` at which it ends
+    charged: float = 0.0  # value of `_progress` up to which the fair queue has counted it
 
     @property
     def request(self) -> Job:
@@ -67,7 +67,7 @@ class Replica:
         self._queue: FairQueue[Any] = FairQueue()
         self._waiting: dict[Job, None] = {}  # oldest first
         self._prefilling: deque[Job] = deque()
-        self._decoding: list[tuple[float, int, Job]] = []  # a heap by end
+        self._decoding: list[tuple[float, int, Job]] = []  # a heap by `ends_at`
         self._progress = 0.0  # tokens that a sequence would have decoded if it had run since the start
         self._now = now
         self._kv = 0

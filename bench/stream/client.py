@@ -80,9 +80,9 @@ def load(
 ) -> Seen:
     """Keeps `streams` streams open: each client sends its next request after the end of the last reply.
 
-    During the share `hang_ups` of replies, the client hangs up and sends its next request immediately. The first
-    requests are spread over the length of a reply, so that replies end evenly. `opened` is called when the window
-    opens.
+    In a share `hang_ups` of the replies, the client hangs up early and sends its next request immediately. The first
+    requests are spread over the length of a reply, so that replies also end at different times. `opened` is called
+    when the measured window begins.
     """
     request = request_of(port, key, tokens)
     drawn = random.Random(streams)

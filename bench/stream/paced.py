@@ -177,7 +177,7 @@ class BareModel:
 
 
 def build_app() -> FastAPI:
-    """One FastAPI route, and two routes that the launcher calls at the start."""
+    """Returns an app with a plain route for chat completions, and two routes that the launcher calls at the start."""
     app = FastAPI(openapi_url=None)
     handle = serve.get_app_handle(BACKEND).options(method_name="generate", stream=True)
 

@@ -102,5 +102,5 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:
-    """Updates this benchmark's part of the document and its records. Raises ValueError without its marks."""
+    """Updates this benchmark's part of the document and its records. Raises ValueError if the document has no marks."""
     document.renew(path, BEGIN, END, ("stream.json", results), lambda folder: {}, lambda pictures: markdown(results))

@@ -53,15 +53,15 @@ LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # waiting behind other commands would make a limiter's lease expire
 LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
 SLOW = frozenset((*LONG_READS, *STEPS))  # commands whose duration depends on the amount of data that they read
-LANE_WAIT_S = 10.0  # as long as gateways wait for an answer
+LANE_WAIT_S = 10.0  # gateways wait equally long for a stored reply
 MAX_WAITING = 2000  # per lane; more than a limiter requests at once
 UNAVAILABLE_RETRY_S = 0.5  # minimum delay between attempts while the database is unavailable, for all callers together
-FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; never one that moves money
+FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; none of them may move money
 TIDY_EVERY_S = 60.0  # maximum delay before an expired grant or an old reply is removed
 
 
 class Lane:
-    """Dedicated threads for one kind of command, with a bounded wait for them.
+    """Dedicated threads for one kind of command. Limits how many commands wait for a thread, and for how long.
 
     While the database hangs, waiting commands must not pile up: their callers give up and retry.
     """
@@ -91,7 +91,7 @@ class Lane:
     def _ended(self, running: asyncio.Future[Any]) -> None:
         self._free.release()
         if not running.cancelled():
-            running.exception()  # marks it as retrieved: its caller may have given up
+            running.exception()  # marks the exception as retrieved, because the caller may have given up
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
@@ -160,7 +160,7 @@ class AccountingService:
         )
 
     async def settle(self, settlements: list[Settlement]) -> list[SettleAnswer]:
-        """Settles durably before it returns. Settlements that wait at the same time are committed together.
+        """Commits the settlements before it returns. Settlements that wait at the same time are committed together.
 
         A settlement is committed even if its caller gives up. If an answer is LedgerUnavailable, it is unknown whether
         that settlement was committed: repeat it with the same id.
@@ -212,7 +212,7 @@ class AccountingService:
             logger.warning("cannot commit %d settlements: %s", len(settlements), error)
             return [error] * len(settlements)
         except Exception as error:
-            # Usually, one settlement makes the database fail. Settling one by one commits the others.
+            # Usually, a single settlement of the batch causes the error. Settling one by one commits the others.
             if len(settlements) > 1:
                 logger.exception("a batch of %d settlements failed; settling them one by one", len(settlements))
                 return [answer for settlement in settlements for answer in self._commit([settlement])]
@@ -313,7 +313,7 @@ class AccountingService:
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
             models = await self._reads.run(self._ledger.run, PricedModels())
-            # A new process, or a shard to which no gateway reports prices, would otherwise not export the models.
+            # Otherwise, a new process, or a shard to which no gateway reports prices, would export no revenue series.
             self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
             logger.warning("stuck settlements and models could not be counted: %s", error)

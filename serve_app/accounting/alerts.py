@@ -1,7 +1,8 @@
 """Alerts of accounts, and the notices that they create.
 
-Watching alerts only reads the ledger. A change of an alert's state takes the ledger's writer lock and first compares
-the previous state. Two processes that watch the same alert therefore create only one notice.
+Watching alerts only reads the ledger. A change of an alert's state takes the ledger's writer lock, and is made only if
+the state is still the one that the watching process saw. Two processes that watch the same alert therefore create only
+one notice.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def list_notices(connection: Connection, wanted: ListNotices, now: float) -> lis
 @writes(RecordAttempt)
 def record_attempt(transaction: Transaction, wanted: RecordAttempt, now: float) -> None:
     delivered = {} if wanted.error else {"delivered_at": now}
-    # A receiver's error may contain anything, and PostgreSQL rejects NUL: the notice would stay due forever.
+    # A receiver's error may contain NUL. PostgreSQL would reject this update, and the notice would stay due forever.
     error = "".join(one if one.isprintable() else " " for one in wanted.error[:300])
     changed = {"attempts": notices.c.attempts + 1, "error": error, "next_at": wanted.next_at}
     mine = equals(notices.c.id, wanted.notice_id)
@@ -162,7 +163,7 @@ def _is_target(target: str) -> bool:
 
 
 def _made_today(connection: Connection, account_id: str, now: float) -> int:
-    """Counts today's notices of alerts, without those of paused recharging, which must be sent in any case."""
+    """Counts today's notices of alerts. Notices of paused recharging have a separate limit (`pause_recharge`)."""
     has, day = notices.c, period_at("day", now)
     mine = (has.account_id == account_id, has.created_at >= day.begins, has.detail == "")
     return int(connection.execute(select(func.count()).select_from(notices).where(*mine)).scalar_one())

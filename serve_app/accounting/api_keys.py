@@ -129,7 +129,7 @@ def check_digest(digest: str) -> None:
 
 
 def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Returns the values in the stored form. Raises InvalidValue."""
+    """Returns the values in canonical form. Raises InvalidValue."""
     values = dict(given)
     if "name" in values:
         check_name(values["name"])
@@ -173,7 +173,7 @@ def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Returns the addresses in their canonical text."""
+    """Returns the addresses as canonical texts, without duplicates."""
     if isinstance(addresses, str) or not 1 <= len(addresses) <= MAX_ADDRESSES:
         raise InvalidValue(f"addresses: give 1 to {MAX_ADDRESSES} addresses or networks, or None to allow all")
     try:

@@ -5,7 +5,7 @@ The steps run in this order, and each is harmless to repeat:
 2. Store the files' checksum in the ledger. From then on, checks start from the closing, and the triggers allow the
    removal of the rows.
 3. Remove charges with their postings, and usage rows, in batches. Entries for money received, given, corrected or
-   expired stay: grants and idempotency keys refer to them, and they are few.
+   expired stay: grants refer to them, a repeated command is recognised by them, and they are few.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
 #: Seconds from a month's end until the month can be archived, because usage may still arrive from a spool. After an
-#: archive, the ledger rejects unknown requests that ended before the cutoff plus half of this time, because it cannot
-#: tell whether they were archived.
+#: archive, the ledger rejects settlements of unknown requests that ended before the end of the archived months plus
+#: half of this time, because those requests may already be settled and archived.
 SETTLING_S = 2 * DAY_S
 _FILES = {"usage": usage, "journal_entries": journal_entries, "postings": postings}
 _MANIFEST = "manifest.json"
@@ -83,7 +83,7 @@ def month_begins(month: str) -> float:
 
 
 def closed_before(connection: Connection) -> float:
-    """Returns a Unix time. The ledger no longer knows whether requests that ended before it were settled."""
+    """Returns a Unix time. If a request ended earlier and has no usage row, it may be in an archive."""
     last = connection.execute(select(func.max(archives.c.before)).where(archives.c.exported_at.is_not(None))).scalar()
     return 0.0 if last is None else month_begins(last) + SETTLING_S / 2
 
@@ -128,7 +128,7 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
         mine = archives.c.checkpoint_id == checkpoint_id
         connection.execute(update(archives).where(mine).values(checksum=checksum, exported_at=now))
         connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(proven_at=now))
-        # Ends checks that have not read these rows, because the rows will be removed.
+        # Checks that have not yet read these rows cannot continue, because the rows will be removed.
         behind = or_(checkpoints.c.entry < entry, checkpoints.c.number < number)
         of_checks = checkpoints.c.kind.in_(("last", "full"))
         connection.execute(update(checkpoints).where(of_checks, behind).values(kind="old"))
@@ -136,7 +136,7 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
 
 
 def _begin(database: Database, before: str, cutoff: float, now: float) -> tuple[int, int, int]:
-    """Creates a closing without sums. Returns its id, and the last entry and number of its archive."""
+    """Creates a closing checkpoint without sums. Returns its id, and the archive's last entry and last number."""
     with database.aside() as connection:
         cut_off = select(archives.c.checkpoint_id).where(archives.c.exported_at.is_(None))
         given_up = connection.execute(cut_off).scalars().all()
@@ -177,7 +177,7 @@ def _next(connection: Connection, at: Any, entry: int, number: int) -> Part:
 
 
 class _Csv:
-    """A new compressed file of rows, which is on disk once closed. The same rows give the same bytes."""
+    """A new compressed CSV file, flushed to disk when it is closed. The same rows give the same bytes."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
@@ -246,7 +246,7 @@ def _remove_part(connection: Connection, part: Part) -> None:
 
 
 def verify_archive(database: Database, folder: Path) -> dict[str, Any]:
-    """Compares an archive's files with the ledger: checksums, and the postings' sums with those of the closing.
+    """Compares the checksums of an archive's files, and the sums of its postings, with those in the ledger.
 
     Raises InvalidValue for a folder that is not an archive of this ledger, and Conflict if the files were changed.
     """

@@ -1,4 +1,4 @@
-"""The audit log: operators' changes and reads, and new prices.
+"""The audit log: changes, operators' reads, and new prices.
 
 A change is recorded in the transaction that makes it. Records are never changed. Records about the service as a whole
 have an empty account.
@@ -37,9 +37,9 @@ def write_audit(
     key_id: str | None = None,
     subject: str | None = None,
 ) -> None:
-    """Records a change that the transaction makes to an account or to its key `key_id`, if there is an `audit`.
+    """Records a change that the transaction makes to an account, or to its key `key_id`. Does nothing without `audit`.
 
-    The detail never holds a secret.
+    `detail` must not contain a secret.
     """
     if audit is None:
         return

@@ -30,7 +30,7 @@ class Manifest:
     taken_at: float  # Unix seconds
     release: str  # release that made the backup
     revision: str  # schema revision
-    runs_from: str  # last revision of the oldest release that runs on the schema
+    runs_from: str  # a release runs on the schema if its last revision is this one or a later one
     rows: dict[str, int]  # by table
     currency: str | None
     balance: int  # sum over all accounts
@@ -63,7 +63,7 @@ def write_manifest(archive: zipfile.ZipFile, manifest: Manifest) -> None:
 
 
 class BackupFile:
-    """A backup opened for reading. Raises InvalidValue if it is not one, is damaged, or is from a newer release."""
+    """A backup opened for reading. Raises InvalidValue if the file is not a backup, is damaged or too new."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class BackupFile:
         self._archive.close()
 
     def verify(self, progress: Callable[[str], None]) -> None:
-        """Reads the whole copy. Raises InvalidValue if it differs from what was written."""
+        """Reads the whole copy. Raises InvalidValue if its size or checksum differs from the manifest."""
         digest, read, reported = hashlib.sha256(), 0, 0
         for chunk in self.chunks():
             digest.update(chunk)

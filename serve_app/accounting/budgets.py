@@ -1,4 +1,4 @@
-"""Stores what each key with a budget was charged in each period. The sums always equal those of the usage rows.
+"""Stores how much each key with a budget was charged in each period. The sums always equal those of the usage rows.
 
 A period is named by its UTC day or month: "2026-11-21" or "2026-11" (`contracts.periods`).
 """
@@ -50,9 +50,9 @@ def write_spend(connection: Connection, spend: Mapping[tuple[str, str], int]) ->
 
 
 def count_anew(connection: Connection, account_id: str, key_id: str, kind: BudgetPeriod | None, now: float) -> None:
-    """Replaces a key's stored sums with sums per period of this kind, from the current period on.
+    """Replaces a key's stored sums with sums per day or month (`kind`), from the current period on.
 
-    A `kind` of None removes them.
+    If `kind` is None, only removes the stored sums.
     """
     connection.execute(delete(key_spend).where(key_spend.c.key_id == key_id))
     if kind is None:

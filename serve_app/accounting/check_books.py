@@ -57,9 +57,9 @@ MAX_DIFFERENCES = 100  # per kind: enough to see the pattern
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Journal entries with `after_entry` < id <= `entry`, and usage rows without an entry, likewise by `number`.
+    """Journal entries with `after_entry` < id <= `entry`, and their usage rows.
 
-    None: to the end.
+    Also includes usage rows without an entry, with `after_number` < number <= `number`. None: to the end.
     """
 
     after_entry: int
@@ -225,7 +225,7 @@ def _balances(connection: Connection, proven: Proven, some: AccountRange) -> Ite
 
 
 def _without_account(connection: Connection, proven: Proven) -> Iterator[Difference]:
-    """Checks that no posting is to a customer without an account."""
+    """Checks that every customer with postings has an account."""
     sums = checkpoint_balances.c
     end = func.length(sums.ledger_account) - len("customer::granted")
     both = [func.substr(sums.ledger_account, 10, end - less) for less in (0, 2)]  # :granted, :topped_up
@@ -285,7 +285,7 @@ def _charges(connection: Connection, part: Part) -> Iterator[Difference]:
 
 
 def _costs(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Checks that each charge follows from the counts and the price version in the row."""
+    """Checks that each charge is the cost of the row's token counts at its price version."""
     names = ("request_id", "model", "price_version", "outcome", *COUNTS)
     price, rows = price_versions.c, part.usage_rows(*(usage.c[name] for name in names)).subquery()
     full = (
@@ -417,7 +417,7 @@ def _key_periods(connection: Connection, proven: Proven, some: AccountRange) -> 
         .order_by(api_keys.c.id)
     )
     for row in _first(connection, query):
-        # Only a change of the budget's period counts the spending again.
+        # The ledger counts the spending again only when the budget's period changes.
         budget, remedy = "no budget", "set a budget, then remove it"
         if row.budget_period:
             budget, remedy = f"a budget per {row.budget_period}", "remove its budget, then set it again"

@@ -69,7 +69,7 @@ class Place:
     checkpoint_id: int
     entry: int
     number: int
-    compared: int = 0  # accounts
+    compared: int = 0  # number of accounts
     account_id: str = ""
 
 
@@ -269,7 +269,7 @@ def _of(table: Any, checkpoint_id: int) -> Any:
 
 
 def _read(connection: Connection, checkpoint_id: int) -> Any:
-    """Returns the row of a checkpoint that a check moves. Raises Conflict if there is none."""
+    """Returns the row of a running check's checkpoint. Raises Conflict if it was replaced or removed."""
     mine = (checkpoints.c.id == checkpoint_id, checkpoints.c.kind.in_(("last", "full")))
     row = connection.execute(select(checkpoints).where(*mine)).one_or_none()
     if row is None:

@@ -92,7 +92,7 @@ recovery_codes = Table(  # a used code has no row
 passkeys = Table(
     "passkeys",
     metadata,
-    Column("id", Text, primary_key=True),  # credential id in base64url, like the public key
+    Column("id", Text, primary_key=True),  # credential id; it and the public key are in base64url
     Column("user_id", Text, ForeignKey("users.id"), nullable=False, index=True),
     Column("name", Text, nullable=False),
     Column("public_key", Text, nullable=False),
@@ -122,7 +122,7 @@ alerts = Table(
     Column("kind", Text, nullable=False),
     Column("threshold", BigInteger, nullable=False),
     Column("target", Text, nullable=False),
-    Column("secret", Text, nullable=False),  # sealed, not a digest: it signs messages to a webhook
+    Column("secret", Text, nullable=False),  # sealed, not hashed, because it signs messages to a webhook
     Column("state", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -132,17 +132,17 @@ notices = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
-    Column("kind", Text, nullable=False),  # copied from the alert, which may be removed; likewise the next four
+    Column("kind", Text, nullable=False),  # copied from the alert; likewise `threshold`, `target` and `secret`
     Column("threshold", BigInteger, nullable=False),
     Column("value", BigInteger, nullable=False),
     Column("target", Text, nullable=False),
     Column("secret", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("attempts", Integer, nullable=False),
-    Column("next_at", Double),  # null: delivered or given up
+    Column("next_at", Double),  # null: delivered, given up, or over the daily limit
     Column("delivered_at", Double),
     Column("error", Text, nullable=False),  # error of the last attempt
-    Column("detail", Text, nullable=False, server_default=text("''")),  # reason why recharging is paused
+    Column("detail", Text, nullable=False, server_default=text("''")),  # reason why recharging is paused; else empty
     Index("ix_notices_account_id_created_at", "account_id", "created_at"),
 )
 Index(
@@ -209,7 +209,7 @@ billing_details = Table(
     metadata,
     Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
     Column("company", Text, nullable=False),
-    Column("address", Text, nullable=False),  # lines
+    Column("address", Text, nullable=False),  # lines, separated by newlines
     Column("tax_id", Text, nullable=False),
     Column("email", Text, nullable=False),
 )

@@ -16,7 +16,7 @@ def read_currency(connection: Connection) -> str | None:
 
 
 def claim_currency(transaction: Transaction, currency: str) -> None:
-    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if the ledger or an account differs."""
+    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if the ledger or an account has another."""
     connection = transaction.connection
     stored = read_currency(connection)
     found = {stored} if stored is not None else set(connection.scalars(select(accounts.c.currency).distinct()))

@@ -187,7 +187,7 @@ class Database:
             return MigrationContext.configure(connection).get_current_revision()
 
     def _fits(self, current: str | None) -> bool:
-        """Returns whether this release runs on the schema: its own, or that of a newer release if still compatible."""
+        """Returns whether the schema is this release's, or a newer release's on which this release also runs."""
         if current is None or current in revisions():
             return current == revisions()[-1]
         with self.snapshot() as connection:
@@ -290,7 +290,7 @@ def _engine(url: URL, wait_s: float, timeout_s: float) -> Engine:
         "statement_timeout": f"{round(timeout_s * 800)}",
         # A writer that vanished, or whose answer a proxy holds back, must not keep the head row locked for long.
         "idle_in_transaction_session_timeout": f"{round(timeout_s * 1000)}",
-        # Keepalives of the server, so that its session ends too. They have no effect on a Unix socket.
+        # The server sends keepalives too, so that it ends a lost client's session. No effect on a Unix socket.
         "tcp_keepalives_idle": f"{max(1, round(timeout_s))}",
         "tcp_keepalives_interval": f"{max(1, round(0.2 * timeout_s))}",
         "tcp_keepalives_count": "3",
@@ -330,7 +330,7 @@ def _configure_sqlite(connection: Any, _record: Any, *, wait_s: float) -> None:
 
 
 def _switch_to_wal(cursor: Any, wait_s: float) -> str:
-    """Requests WAL and returns the journal mode. First connections to a new file may request it at the same time."""
+    """Requests WAL and returns the journal mode. Retries, because other connections may request it too."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -348,7 +348,7 @@ def _begin_sqlite(connection: Connection) -> None:
     options = connection.get_execution_options()
     writes = options.get("ledger_writes", False)
     if options.get("ledger_migrates", False):
-        # To rewrite a table, SQLite needs foreign keys off, which it accepts only outside a transaction.
+        # SQLite can rewrite a table only with foreign keys off, and cannot turn them off inside a transaction.
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

@@ -22,8 +22,8 @@ from serve_app.contracts.errors import Conflict, GrantNotFound, InsufficientBala
 from serve_app.contracts.money import MAX_AMOUNT, MAX_BALANCE, format_amount
 
 #: Grace period: seconds between a grant's expiry and the removal of its remainder from the books. A request that began
-#: before the expiry may still be paid from it: requests run for minutes, and their settlements may wait in a gateway's
-#: spool while the database is unavailable.
+#: before the expiry may still be paid from the grant: requests run for minutes, and their settlements may wait in a
+#: gateway's spool while the database is unavailable.
 GRACE_S = 3600.0
 MAX_EXPIRED = 10_000
 
@@ -101,7 +101,7 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
     grant = connection.execute(query).one_or_none()
     if grant is None:
         raise GrantNotFound(account_id, grant_id)
-    # The amount of a repetition cannot be compared, because the remainder is 0 by then. The memo names the grant.
+    # A repetition must have the same memo, which names the grant. Its amount is unknown: the remainder is 0 by then.
     memo = f"grant {grant_id}: {wanted.memo}"
     earlier = earlier_entry(connection, wanted)
     if earlier is not None:

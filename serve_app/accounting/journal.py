@@ -40,7 +40,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A journal entry and its postings: ledger account → gain in nano-units. Zeros are omitted."""
+    """A journal entry and its postings: ledger account → gain in nano-units. Zeros are not stored."""
 
     entry_id: int
     kind: EntryKind

@@ -63,8 +63,8 @@ class Ledger:
     LedgerUnavailable. A command with an `Audit` records its changes in the audit log in the same transaction. A command
     that changes nothing is not recorded.
 
-    The schema is created or upgraded first; without `migrate`, a different schema raises SchemaMismatch. `wait_s`
-    limits the wait for another writer. `timeout_s` limits a whole call on PostgreSQL, except for reads of many rows.
+    Creates or upgrades the schema first; without `migrate`, an unsuitable schema raises SchemaMismatch. `wait_s` limits
+    the wait for another writer. `timeout_s` limits a whole call on PostgreSQL, except for reads of many rows.
     `now` returns Unix seconds. `currency` is set if the ledger has none; a different one raises OtherCurrency.
     `reply_quota` limits the replies that an account keeps for retries and, separately, its stored responses.
     """

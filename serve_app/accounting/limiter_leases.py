@@ -11,8 +11,8 @@ each side measures them:
 The holder has therefore stopped before a successor begins. A lease for a different number of shards covers accounts of
 every shard, so it also blocks a takeover until it has ended. The takeover then removes it.
 
-`limiter_holds` has the open holds that the holder of the lease might not learn from its own gateways. A limiter that
-releases its lease writes them with the release. A gateway whose limiter has no lease, or does not answer, stores its
+`limiter_holds` has the open holds that the holder of the lease might not learn from its own gateways. A limiter stores
+its open holds there when it releases its lease. A gateway whose limiter has no lease, or does not answer, stores its
 own holds there (`PostHolds`). A settlement removes the request's row in its own transaction.
 """
 
@@ -127,12 +127,12 @@ class _Sighting:
     renewals: int
     lasts_s: float
     written_here: bool
-    since: float  # when these renewals were first seen, plus time that does not count
+    since: float  # when this count of renewals was first seen, plus the time that does not count
     looked_at: float
 
 
 class LeaseWatch:
-    """Measures for how long this process has seen leases unchanged.
+    """Measures how long this process has seen each lease unchanged.
 
     The time since a renewal that this process has written counts in full. For other leases, the time between two
     observations counts only up to LOOK_S. The ledger may have been unavailable meanwhile: then the holder could not

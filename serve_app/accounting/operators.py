@@ -122,7 +122,7 @@ def decide_credit(transaction: Transaction, wanted: DecideCredit, now: float) ->
 
 
 def _given_alone(connection: Connection, actor: str, since: float) -> int:
-    """Sums the credits that an operator gave without a second operator after `since`. Scans the small table."""
+    """Sums the credits that an operator has given alone after `since`. Scans the small table."""
     has = pending_credits.c
     alone = (equals(has.asked_by, actor), has.decided_by == has.asked_by, has.approved, has.decided_at > since)
     return int(connection.execute(select(func.coalesce(func.sum(has.amount), 0)).where(*alone)).scalar_one())

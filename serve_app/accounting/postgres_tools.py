@@ -1,6 +1,6 @@
 """Runs PostgreSQL's `pg_dump` and `pg_restore` as processes, and reads or writes their data in chunks.
 
-The password is never on a command line. It is passed in the process's environment, which only its own user can read.
+The password is never on a command line. It is passed in the process's environment, which other users cannot read.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from serve_app.contracts.commands import ListRecent, ListUsage
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.periods import day_named, period_at
 
-MAX_DAYS = 100  # days with usage that one page reads
+MAX_DAYS = 100  # maximum days with usage that are read for one page
 MAX_TIME = 253_000_000_000.0  # in the year 9987
 
 
@@ -35,7 +35,7 @@ def list_recent(connection: Connection, wanted: ListRecent, _now: float) -> Usag
         finished_at, request_id = _place(wanted.after)
         matching.append(tuple_(rows.finished_at, rows.request_id) < tuple_(finished_at, request_id))
         day = period_at("day", finished_at).name
-        days.append(daily.day <= day if request_id else daily.day < day)  # no id: that day is done
+        days.append(daily.day <= day if request_id else daily.day < day)  # no id: all of that day was read
     named = select(daily.day).where(*days).distinct().order_by(daily.day.desc()).limit(MAX_DAYS)
     read = [day_named(name) for name in connection.execute(named).scalars()]
     found: list[UsageRecord] = []

@@ -1,8 +1,8 @@
 """Payments that recharge accounts: when an attempt begins, which process handles it, and its outcome.
 
-Watching accounts only reads the ledger. An attempt begins under the ledger's writer lock, which also covers reading
-balance, cap and settings. With any number of watching processes, an account has at most one open attempt, and a month's
-payments stay within its cap. Attempts that are not known to have failed count towards the cap.
+Watching accounts only reads the ledger. A process that begins an attempt first takes the ledger's writer lock, and then
+reads balance, cap and settings again. With any number of watching processes, an account therefore has at most one open
+attempt, and a month's payments stay within its cap. Attempts that are not known to have failed count towards the cap.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
         return  # the settings were created after the backup from which this ledger was restored
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
-    # No pause for a suspended account, which is not recharged anyway, nor if the failed method was replaced meanwhile.
+    # A suspended account is not paused: it is not recharged anyway. Nor is one whose failed method was replaced.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
 

@@ -1,4 +1,4 @@
-"""Complete replies, kept for a day for an account's retries with the same idempotency key.
+"""Complete replies, stored for a day: a retry with the same idempotency key gets the stored reply.
 
 Each account keeps its newest replies, up to a quota. After a reply is removed, a retry is a new request.
 """
@@ -31,7 +31,7 @@ MAX_ACCOUNTS = 10_000  # accounts whose writes a process counts
 _ADD = Upsert(
     replies,
     lambda new: {name: new[name] for name in ("request_id", "fingerprint", "body", "created_at")},
-    where=lambda new: replies.c.created_at <= new.created_at - KEPT_S,  # expired but not removed yet
+    where=lambda new: replies.c.created_at <= new.created_at - KEPT_S,  # replaces only an expired reply
 )
 
 
@@ -53,7 +53,7 @@ class QuotaKeeper:
     def __init__(self, quota: ReplyQuota, table: Table = replies, key: str = "idempotency_key") -> None:
         self._quota = quota
         self._trim = _trim(table, key)
-        self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since the last check of an account
+        self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # (rows, bytes) since the last check
 
     def enforce(self, connection: Connection, written: Iterable[tuple[str, int]]) -> None:
         """Removes the oldest rows of accounts that are above their quota after new rows were written.
@@ -62,7 +62,7 @@ class QuotaKeeper:
         """
         due = set()
         for account_id, added in written:
-            # An account without a count here is checked at once: earlier rows were perhaps counted in another process.
+            # An account without a count here is checked at once: another process may have counted its earlier rows.
             count, size = self._written.pop(account_id, (self._quota.replies, 0))
             count, size = count + 1, size + added
             if count * 16 >= self._quota.replies or size * 16 >= self._quota.total_bytes:
@@ -124,7 +124,7 @@ def reply_row(settlement: Settlement, reply: StoredReply, now: float) -> dict[st
 
 
 def write_replies(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Stores one or more replies. A reply that is already stored under the same idempotency key is not replaced."""
+    """Stores one or more replies. Replaces a reply with the same idempotency key only if it has expired."""
     _ADD.run(connection, rows)
 
 

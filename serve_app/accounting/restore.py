@@ -107,7 +107,7 @@ def _separate_from_lost_ledger(connection: Connection, now: float) -> None:
     """Separates this ledger from the lost one, so that no process confuses their states.
 
     Versions and epochs jump far ahead, so every process that reads changes sees all accounts and keys as changed.
-    Leases are not released: if a limiter of the lost ledger still runs, its successor waits until that lease has
+    No lease counts as released: if a limiter of the lost ledger still runs, its successor waits until that lease has
     expired. Posted holds are deleted; the costs of their requests are in a spool, or lost. No account is recharged for
     a day, because payments after the backup are missing in this ledger until the provider reports them again.
     """

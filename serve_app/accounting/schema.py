@@ -1,7 +1,8 @@
-"""The ledger's tables, identical on SQLite and PostgreSQL. The migrations must produce exactly this (a test compares).
+"""The ledger's tables, identical on SQLite and PostgreSQL. The migrations must produce the same tables (tested).
 
-Money is integer nano-units, times are Unix seconds, days are YYYY-MM-DD in UTC. The columns of limits derive from
-`contracts.limits`. Triggers reject changes of append-only tables, and removals until an archive has the rows.
+Money is integer nano-units, times are Unix seconds, days are YYYY-MM-DD in UTC. The limit columns are generated
+from `contracts.limits`. Triggers reject changes to rows of append-only tables, and the removal of a row that is in no
+archive.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ metadata = MetaData(
 
 Number = BigInteger().with_variant(Integer, "sqlite")
 
-# One row. A writer locks it first and holds it until the commit, so versions and entry numbers become visible in order:
-# a reader that has seen version v never sees a smaller one later.
+# One row. A writer locks it first and keeps the lock until the commit, so versions and entry numbers become visible in
+# order: when a reader has seen version v, no smaller version appears later.
 head = Table(
     "ledger_head",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("version", BigInteger, nullable=False),  # the last change of an account or key
-    Column("entry", BigInteger, nullable=False),  # the last journal entry; numbers have no gaps
-    Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last audit record; likewise no gaps
+    Column("version", BigInteger, nullable=False),  # last version assigned
+    Column("entry", BigInteger, nullable=False),  # number of the last journal entry; numbers have no gaps
+    Column("audit", BigInteger, nullable=False, server_default=text("0")),  # number of the last audit record; no gaps
     Column("currency", Text),  # currency of all accounts and prices; null: not set yet
-    # Last revision of the oldest release that runs on this schema.
+    # A release runs on this schema if its last revision is this one or a later one.
     Column("runs_from", Text, nullable=False, server_default=text("'0001'")),
     CheckConstraint("id = 1", name="one_row"),
 )
@@ -96,8 +97,8 @@ api_keys = Table(
     Column("addresses", Text),  # a JSON array of CIDR networks; null: any
 )
 
-# Charges of a key with a budget, per day (YYYY-MM-DD) or month (YYYY-MM) like the budget: always the sum of the key's
-# usage rows. They are removed and counted again when the budget changes between day and month.
+# Sums of the usage rows of keys with a budget, per budget period: a day (YYYY-MM-DD) or a month (YYYY-MM). A key's sums
+# are removed and counted again when its budget's period changes.
 key_spend = Table(
     "key_spend",
     metadata,
@@ -189,7 +190,7 @@ usage = Table(  # append-only
     Column("finished_at", Double, nullable=False),
     Column("settled_at", Double, nullable=False),
     Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), unique=True),  # null: nothing was charged
-    # For rows without an entry: increases in the order of the commits, as entry_id does otherwise. A trigger sets it.
+    # Only for rows without an entry. Increases in the order of the commits, as `entry_id` does. A trigger sets it.
     Column("number", BigInteger),
     CheckConstraint("charged >= 0", name="charged_not_negative"),
     CheckConstraint("uncollected >= 0", name="uncollected_not_negative"),
@@ -272,7 +273,7 @@ audit_log = Table(  # append-only
 limiter_leases = Table(
     "limiter_leases",
     metadata,
-    Column("shards", Integer, primary_key=True, autoincrement=False),  # number of shards of its service
+    Column("shards", Integer, primary_key=True, autoincrement=False),  # number of limiter shards of the service
     Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("epoch", BigInteger, nullable=False),  # a new epoch is higher than those of all rows
     Column("holder", Text, nullable=False),
@@ -288,7 +289,7 @@ limiter_holds = Table(
     metadata,
     Column("request_id", Text, primary_key=True),
     Column("account_id", Text, nullable=False),
-    Column("owner", Text, nullable=False, index=True),  # the gateway that keeps its rows up to date
+    Column("owner", Text, nullable=False, index=True),  # gateway/shard; this gateway keeps the row up to date
     Column("terms", Text, nullable=False),  # an OpenHold as a JSON object
     Column("posted_at", Double, nullable=False),
 )
@@ -298,14 +299,14 @@ limiter_holds = Table(
 # - "last": the newest checkpoint, from which the next check continues. There is one.
 # - "full": a running check from the beginning.
 # - "old": a replaced checkpoint.
-# - "closing": stands for the rows of an archive, and has only that archive's sums.
-# The other kinds build on the closings up to the id `closing`, and have only the sums of the rows after those.
+# - "closing": represents the rows of one archive, and has the sums of only those rows.
+# The other kinds begin after the closing checkpoints with ids up to `closing`, and have the sums of only later rows.
 checkpoints = Table(
     "checkpoints",
     metadata,
     Column("id", Number, primary_key=True),
     Column("kind", Text, nullable=False),
-    Column("closing", BigInteger, nullable=False),  # 0: no closing; it begins with the first entry
+    Column("closing", BigInteger, nullable=False),  # 0: none; the sums begin with the first entry
     Column("entry", BigInteger, nullable=False),
     Column("number", BigInteger, nullable=False),
     Column("entries", BigInteger, nullable=False),  # number of rows read; likewise the next
@@ -356,16 +357,16 @@ archives = Table(
     Column("removed_at", Double),
 )
 
-# Backends that get an identifier's requests: the row with the highest version applies, or `config.yaml` if its weights
-# are empty.
+# Backends that get an identifier's requests: the row with the highest version applies. If its weights are empty,
+# those in `config.yaml` apply, or the identifier was removed.
 served_traffic = Table(  # append-only
     "served_traffic",
     metadata,
     Column("version", Number, primary_key=True, autoincrement=False),
     Column("identifier", Text, nullable=False),
     Column("weights", Text, nullable=False),  # a JSON object of backend to weight
-    Column("before", BigInteger),  # the row that a rollback restores
-    Column("undoes", BigInteger),  # for a rollback: the row that it undid
+    Column("before", BigInteger),  # version of the row that a rollback restores
+    Column("undoes", BigInteger),  # for a rollback: version of the row that it undid
     Column("changed_at", Double, nullable=False),
     Column("actor", Text, nullable=False),
     Column("reason", Text, nullable=False),
@@ -388,7 +389,7 @@ served_models = Table(
     metadata,
     Column("identifier", Text, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("since", BigInteger, nullable=False),  # version when it was last created or removed: ends earlier prices
+    Column("since", BigInteger, nullable=False),  # version when last created or removed; earlier prices no longer apply
     Column("spec", Text, nullable=False),  # a ModelSpec as a JSON object
     Column("created_at", Double, nullable=False),
     Column("removed_at", Double),

@@ -25,7 +25,7 @@ from serve_app.contracts.served_commands import CreateModel, ListPrices, RemoveM
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _SPEC: Final = TypeAdapter(ModelSpec)
-_MAX_USES: Final = 50  # recommended temperatures
+_MAX_USES: Final = 50  # maximum number of recommended temperatures
 
 
 @writes(CreateModel)
@@ -119,7 +119,7 @@ def list_prices(connection: Connection, wanted: ListPrices, _now: float) -> list
 
 
 def _prices(connection: Connection, identifier: str) -> list[PriceVersion]:
-    """Returns prices in the order of `price_at`, without those from before the identifier was removed."""
+    """Returns prices in the order that `price_at` needs, without those from before the identifier was removed."""
     row = connection.execute(_named(identifier)).one_or_none()
     prices, since = served_prices.c, 0 if row is None else row.since
     query = select(served_prices).where(equals(prices.identifier, identifier), prices.version >= since)

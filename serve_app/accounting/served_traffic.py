@@ -1,4 +1,4 @@
-"""Traffic: how an identifier's requests are divided among backends. A change names the version that it replaces.
+"""Traffic: how an identifier's requests are divided among backends. A change may name the version that it replaces.
 
 Rows are never changed or removed. A roll-out is a series of rows that raise the shares of the same backends. `before`
 of each of them is the last row before the series, so one rollback undoes the whole roll-out. A rollback is a new row
@@ -112,7 +112,7 @@ def end_traffic(transaction: Transaction, identifier: str, actor: str, now: floa
 
 
 def last_row(connection: Connection, identifier: str) -> Traffic | None:
-    """Returns the last row. Empty weights: those of `config.yaml` apply, or the identifier was removed."""
+    """Returns the last row. If its weights are empty, those of `config.yaml` apply, or the identifier was removed."""
     row = connection.execute(_rows_of(identifier).limit(1)).one_or_none()
     return None if row is None else traffic_of(row)
 

@@ -1,7 +1,7 @@
 """Settlement: turns a batch of finished requests into charges, usage rows and aggregates in one transaction.
 
-A batch of any size takes about a dozen statements. Pure functions compute the result from data read under the writer's
-lock. Nothing here retries or waits.
+A batch of any size takes about a dozen statements. The charges are computed in memory, from data read under the
+writer's lock. Nothing here retries or waits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _KEYS = select(api_keys.c.id, api_keys.c.account_id, api_keys.c.budget_period).w
 _EARLIER = select(usage).where(usage.c.request_id.in_(bindparam("ids", expanding=True)))
 _PRICES = select(price_versions).where(price_versions.c.model.in_(bindparam("ids", expanding=True)))
 _ADD_USAGE = insert(usage)
-# In the settlement's transaction, as `limiter_leases.py` requires.
+# Runs in the settlement's transaction, as `limiter_leases.py` requires.
 _REMOVE_POSTED = delete(limiter_holds).where(limiter_holds.c.request_id.in_(bindparam("ids", expanding=True)))
 _SET_KEY_VERSION = update(api_keys).where(api_keys.c.id == bindparam("key")).values(version=bindparam("next"))
 
@@ -105,7 +105,7 @@ def settle(
 ) -> list[Settled | SettlementRejected]:
     if len(settlements) > MAX_BATCH:
         raise ValueError(f"{len(settlements)} settlements at once: settle at most {MAX_BATCH} in a batch")
-    refused: dict[int, SettlementRejected] = {}  # by index, like the next
+    refused: dict[int, SettlementRejected] = {}  # by index; likewise `valid`
     for index, settlement in enumerate(settlements):
         if reason := _why_invalid(settlement):
             refused[index] = SettlementRejected(str(settlement.request_id), Refusal.INVALID, reason)
@@ -218,7 +218,7 @@ def _why_rejected(batch: _Batch, settlement: Settlement) -> SettlementRejected |
         return SettlementRejected(request_id, Refusal.KEY_NOT_FOUND, message)
     recorded = batch.recorded.get(request_id)
     if recorded is not None and recorded["account_id"] != account_id:
-        # The first result would reveal one account's charge or balance to another account.
+        # Returning the first result would reveal one account's charge to another account.
         message = "this request id was settled for another account: request ids must be unique"
         return SettlementRejected(request_id, Refusal.REQUEST_OF_ANOTHER_ACCOUNT, message)
     if recorded is None and settlement.finished_at < batch.closed_before:
@@ -284,7 +284,7 @@ def _record(transaction: Transaction, batch: _Batch, settlement: Settlement, now
 
 
 def _keep_reply(batch: _Batch, settlement: Settlement, now: float) -> None:
-    """Keeps the reply for a retry, and the stored response, if there are any."""
+    """Adds the settlement's reply and its stored response to the batch, if it has them."""
     reasons = []
     if settlement.reply is not None:
         reasons.append(replies.why_not_kept(settlement.reply))

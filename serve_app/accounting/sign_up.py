@@ -1,4 +1,4 @@
-"""Sign-up: a person opens an account without an invitation, and gets the starting credit up to a cap per day."""
+"""Sign-up: a person opens an account without an invitation. The starting credits of 24 hours have a cap."""
 
 from __future__ import annotations
 

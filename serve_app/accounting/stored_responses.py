@@ -1,6 +1,7 @@
 """Responses that their accounts can read and continue until they expire.
 
-Each is stored with the settlement of its request. Each account keeps its newest responses, up to a quota.
+A response is stored with the settlement of its request. A response that runs in the background is also stored when it
+begins. Each account keeps its newest responses, up to a quota.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def response_row(settlement: Settlement, response: StoredResponse, now: float) -
 
 
 def write_responses(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Stores one or more responses. A response that has ended stays as it is."""
+    """Stores one or more responses. Does not replace a stored response that has ended."""
     _ADD.run(connection, rows)
 
 
@@ -94,9 +95,9 @@ def find_response(connection: Connection, wanted: FindResponse, now: float) -> S
 
 @writes(DeleteResponse)
 def delete_response(transaction: Transaction, wanted: DeleteResponse, now: float) -> bool:
-    """Deletes a response that has ended or is lost.
+    """Deletes a response that has ended, or whose gateway has stopped sending heartbeats.
 
-    The row of a lost response stays, without its body: otherwise its gateway could still store the response later.
+    In the second case, the row stays without its body. Otherwise the gateway could still store the response later.
     """
     its = (
         equals(responses.c.account_id, wanted.account_id),

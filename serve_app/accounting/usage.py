@@ -124,7 +124,7 @@ def search_requests(connection: Connection, wanted: SearchRequests, _now: float)
         within.append(rows.finished_at < wanted.time_to)
     if wanted.after is not None:
         within.append(place < tuple_(*_cursor_place(wanted.after)[1:]))
-    # The limit counts all rows, whether or not the filters match them, and ends the search at the last row to read.
+    # The search reads at most MAX_SEARCHED rows, whether or not the filters match them. `last` is the last of these.
     ends = select(*_ORDER).where(*within).order_by(*newest_first).offset(MAX_SEARCHED - 1).limit(1)
     last = connection.execute(ends).one_or_none()
     if last is not None:
@@ -204,7 +204,7 @@ def _matching(connection: Connection, table: Table, wanted: SumUsage | ListUsage
 
 
 def _tagged(connection: Connection, account_id: str | None) -> Subquery:
-    """Returns a query with a row for each tag of each key, `key_id` and `tag`, of one account or all."""
+    """Returns a query for (`key_id`, `tag`), with a row for each tag of each key of one account, or of all accounts."""
     tags = texts_in(connection, api_keys.c.tags)
     query = select(api_keys.c.id.label("key_id"), tags.c.value.label("tag"))
     query = query.select_from(api_keys.join(tags, true())).where(api_keys.c.tags.is_not(None))

@@ -15,7 +15,7 @@ FIELD: Final = "x-codeSamples"
 MAX_INLINE: Final = 72  # maximum characters of a list or object on one line
 MAX_DEPTH: Final = 6
 _KEYS: Final = {"apiKey": "YOUR_KEY", "managementKey": "MANAGEMENT_KEY", "operatorKey": "OPERATOR_KEY"}
-#: Operations that an SDK supports, and the method of its client. Samples of other operations use plain HTTP.
+#: Operations that an SDK supports, and the SDK's method for each. Samples of other operations use plain HTTP.
 _OF_OPENAI: Final = {
     "post /chat/completions": "chat.completions.create",
     "post /completions": "completions.create",

@@ -80,7 +80,7 @@ _VIEWER: Final = f"""\
 
 
 def reference_page(brand: BrandSettings, console: str | None, address: str = EXAMPLE) -> str:
-    """Returns the customers' API reference for the service at `address`. It is the same below `/` and `/v1`."""
+    """Returns the customers' API reference for the service at `address`. `/docs` and `/v1/docs` are the same page."""
     content = _VIEWER.replace(EXAMPLE, html.escape(address))
     return _framed(REFERENCE, content, brand, console, "docs", "", kind="reference")
 
@@ -170,7 +170,7 @@ def _font() -> str:
 
 @cache
 def look_file(name: str) -> tuple[bytes, bytes | None]:
-    """Returns a file of LOOK, and the compressed file; None instead if it is small or compressed already."""
+    """Returns a file of LOOK as it is and compressed; None for the second if it is small or already compressed."""
     content = (files("serve_app.console") / "static" / LOOK[name]).read_bytes()
     is_compressed = len(content) >= MIN_COMPRESSED and not name.endswith(".woff2")
     return content, gzip.compress(content, 9, mtime=0) if is_compressed else None

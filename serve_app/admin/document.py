@@ -83,7 +83,7 @@ the model: a prompt that is too long, a `logit_bias` for an id that is not a tok
 
 A refused request is not billed. It does not count against a limit, except for a 422 that needs the model: that counts \
 as one request with its prompt."""
-"""Which refused requests count. `docs/api.md` has the same text."""
+"""The order of errors, and the refused requests that count against a limit. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Reply to a conversation.",
     "Responses": "Reply in the Responses format. Stored replies can be read again.",
@@ -289,7 +289,7 @@ def _generated(models: Iterable[type[BaseModel]], mode: Literal["serialization",
 
 
 def _without_noise(schema: Any, mode: str) -> Any:
-    """Returns the schema without titles, which repeat names, and without null defaults. A reply loses all defaults."""
+    """Returns the schema without titles, which repeat names, and null defaults. Replies lose all defaults."""
     if isinstance(schema, list):
         return [_without_noise(one, mode) for one in schema]
     if not isinstance(schema, dict):

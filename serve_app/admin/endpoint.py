@@ -1,7 +1,7 @@
 """Declares each endpoint once: its route and its operation in the OpenAPI document follow from the declaration.
 
 A handler is an async function of AdminServices that returns a Reply. Its name is the operation's id. It receives the
-path parameters, and those of these arguments that its signature has:
+path parameters, and any of these arguments that its signature names:
 
 - `body`: a model that the request's body is parsed into
 - `query`: a model of the declared query parameters
@@ -59,7 +59,7 @@ from serve_app.storage.sealing import SecretKeys
 
 RETRY_S = 0.5
 MAX_BYTES: Final = 64 * 1024
-MAX_KEY: Final = 128  # characters; the ledger allows 200, and an opening credit derives its own key from it
+MAX_KEY: Final = 128  # characters; the ledger allows 200, and makes a longer key from it for an opening credit
 _IDEMPOTENCY_KEY: Final = re.compile(rf"[!-~](?:[ -~]{{0,{MAX_KEY - 2}}}[!-~])?", re.ASCII)
 _OPERATOR: Final = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
 

@@ -187,7 +187,7 @@ async def _details(admin: AdminServices, identifier: str) -> AdminModelDetails:
 
 
 async def _created(admin: AdminServices, identifier: str) -> ServedView:
-    """Returns the view if the identifier was created by command. Raises 422 if `config.yaml` has it, 404 if unknown."""
+    """Returns the view of an identifier that a command created. Raises 422 if `config.yaml` has it, 404 if unknown."""
     view = await ServedView.read(admin)
     view.check_identifier(identifier)
     if view.is_configured(identifier):

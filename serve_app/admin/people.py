@@ -156,7 +156,7 @@ async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit
 
 @endpoint("POST", "/admin/people/reset", "Reset a person's password and one-time codes")
 async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) -> NewReset:
-    """Verify the person's identity first. All their sessions end."""
+    """Ends all sessions of the person. The operator must verify the person's identity first."""
     if body.codes_only:
         person = await admin.run(people.ResetPerson(body.email, None, audit))
         return NewReset(email=person.email, path=None, expires_at=None)

@@ -83,7 +83,7 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
 
 
 async def known_id(admin: AdminServices, asked: str) -> str:
-    """Returns the id of the ledger's request with this id or trace id. If there is none, returns a possible id."""
+    """Returns the id of the ledger's request with this id or trace id; if there is none, an id that it may have."""
     ids = possible_ids(asked)
     for one in ids:
         if await admin.run(commands.FindRequest(one)) is not None:

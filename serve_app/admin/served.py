@@ -18,7 +18,7 @@ from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.lifecycle import is_ready
 from serve_app.settings import IdentifierSettings
 
-LEDGER_S: Final = 2.0  # then the gateway's copy is used, at most 0.5 s old unless the ledger is unavailable
+LEDGER_S: Final = 2.0  # timeout; then the gateway's copy is used, at most 0.5 s old unless the ledger is unavailable
 NOT_DEPLOYED: Final[Mapping[str, Any]] = {"status": "MISSING", "replicas": 0}
 
 
@@ -105,7 +105,7 @@ class ServedView:
         return application in self.status or (deployed is not None and deployed.retired_at is None)
 
     def users(self, application: str) -> dict[str, dict[str, Any]]:
-        """Returns the identifiers that use a backend: the share of traffic, and whether it is the fallback."""
+        """Returns the identifiers that use a backend: its share of their traffic, and whether it is their fallback."""
         found: dict[str, dict[str, Any]] = {}
         for identifier in self.identifiers:
             weights, fallback = self.weights(identifier), self.spec(identifier).fallback

@@ -313,12 +313,12 @@ class WholeReply:
 
 
 def _last_call(parts: tuple[Part, ...], before: Ending | None) -> Ending | None:
-    """Returns how a choice's latest call ended: in `parts`, or else as `before` says."""
+    """Returns how a choice's latest call ended: the last call in `parts`, or `before` if no call ended there."""
     return next((part.ending for part in reversed(parts) if isinstance(part, CallEnded)), before)
 
 
 def _finish_reason(last_call: Ending | None, reason: FinishReason) -> str:
-    """Returns the format's finish reason for a choice: `tool_calls` if it ends after complete calls."""
+    """Returns the format's finish reason for a choice: `tool_calls` if it has calls and the last one was not cut."""
     if last_call is Ending.CUT:
         return "length"  # clients must not run an incomplete call
     return "tool_calls" if last_call is not None and reason is FinishReason.STOP else reason.value

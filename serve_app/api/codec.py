@@ -99,7 +99,7 @@ def has_more_items(raw: bytes, most: int) -> bool:
 
 def have_more_items(texts: Sequence[bytes], most: int) -> bool:
     """Returns whether several JSON texts together have more than `most` items. See `has_more_items`."""
-    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # also counts characters in strings
+    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # upper bound: includes strings
         return False
     items = 0
     for raw in texts:
@@ -121,7 +121,7 @@ def parse_object(raw: bytes, max_bytes: int, max_items: int = MAX_ITEMS) -> dict
 
     Raises ApiError (400) for a body that is too large or has too many items, before parsing it. Then raises ApiError
     (400) for anything that RFC 8259 does not allow, and for NaN, Infinity, lone surrogates and nesting deeper than 200
-    levels. The message names the place and the text found there.
+    levels. The message has the position and advice on what to change.
     """
     if len(raw) > max_bytes:
         raise errors.body_too_large(max_bytes)
@@ -168,7 +168,7 @@ class Shape(BaseModel):
 class FirstFault(FailFast):
     """Stops at a list's first bad item: a body with a million bad items must not cost a million error reports."""
 
-    __hash__ = object.__hash__  # with pydantic's own, it cannot be a member of a union
+    __hash__ = object.__hash__  # pydantic's FailFast is not hashable, but annotations in a union must be
 
 
 def keywords(**more: Any) -> Any:
@@ -177,7 +177,7 @@ def keywords(**more: Any) -> Any:
 
 
 def either(error: str) -> Discriminator:
-    """Returns the discriminator for a union whose types have the tags in `_BRANCHES`.
+    """Returns the discriminator for a union whose types have the tags <string>, <array> and <object>.
 
     A value of any other type causes a Pydantic error of the type `error`.
     """

@@ -126,7 +126,7 @@ def _name(token: TokenLogprob) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next output of one choice. `prompt_ids` is None if the piece is not the first of a prompt."""
+    """The next output of one choice. `prompt_ids` is only in the first piece of a prompt, if requested."""
 
     choice: int
     text: str

@@ -54,7 +54,7 @@ UNSUPPORTED: Final[Mapping[str, _Unsupported]] = {
 
 
 def _as_prompts(value: Any) -> Prompts:
-    """Converts the four forms of `prompt` to a tuple of texts and of tuples of token ids."""
+    """Converts the four forms of `prompt` to a tuple. Each of its items is a text, or a tuple of token ids."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -122,7 +122,7 @@ class CompletionFields(Shape):
         return prompts
 
     def chat_fields(self, most_output: int) -> dict[str, Any]:
-        """Converts these fields to fields of `RawRequest`. Clamps values that `check` rejects later."""
+        """Converts these fields to fields of `RawRequest`. Values out of range are clamped; `check` rejects them."""
         raw = RawPrompts(
             self.prompts,
             self.suffix or None,

@@ -1,4 +1,4 @@
-"""Every error that a client can receive: one constructor per row of the wire contract's table."""
+"""Constructs the errors that clients can receive."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ApiError(Exception):
         """Returns the JSON body. It has the same shape for every status and for an error inside a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def __reduce__(self) -> tuple[Any, ...]:  # the default of exceptions passes only the message
+    def __reduce__(self) -> tuple[Any, ...]:  # by default, exceptions are pickled with only the message
         return ApiError, (self.status, self.message, self.code, self.param, self.headers)
 
 
@@ -140,7 +140,7 @@ def model_not_allowed(model: str, allowed: Iterable[str]) -> ApiError:
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """Status 422: the prompt is longer than the context. Client libraries search the first sentence for its words.
+    """Status 422: the prompt is longer than the context. Client libraries recognize it by words of the first sentence.
 
     `prompt_tokens` must be exact, because clients shorten their messages by the excess; 0: the prompt was not counted.
     """
@@ -158,7 +158,7 @@ def rate_limit(message: str, *, code: str, retry_after_s: float, headers: dict[s
 
 
 def too_many_bodies(message: str) -> ApiError:
-    """Status 429: the sender has too many bodies in transfer, or too many bytes."""
+    """Status 429: the sender has too many request bodies in transfer, or too many bytes of them."""
     return rate_limit(message, code="concurrency", retry_after_s=1)
 
 
@@ -192,6 +192,6 @@ def _short(text: str, most: int) -> str:
 
 
 def _retry_headers(seconds: float) -> dict[str, str]:
-    """Returns both headers that SDKs read, rounded up. A client that retried too early would be rejected again."""
+    """Returns both retry headers that SDKs read, rounded up, because a retry that is too early is rejected again."""
     bounded = min(MAX_RETRY_AFTER_S, max(0.0, seconds))
     return {"retry-after": str(max(1, ceil(bounded))), "retry-after-ms": str(max(1, ceil(bounded * 1000)))}

@@ -91,7 +91,10 @@ def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _remainders(divisor: Any) -> int:
-    """Returns the number of remainders of a multipleOf: its digits as an integer. 1 if it is absent or unusable."""
+    """Returns the number of remainders of a `multipleOf`: its digits as an integer, such as 25 for 0.25.
+
+    Returns 1 if it is absent or unusable.
+    """
     if isinstance(divisor, bool) or not isinstance(divisor, int | float) or not abs(divisor) <= _GREATEST:
         return 1
     number = Decimal(repr(divisor))

@@ -24,7 +24,7 @@ def messages_schemas(identifiers: Sequence[str]) -> dict[str, Schema]:
         {"title": "no particular tool", "properties": {"type": {"not": {"const": "tool"}}}},
     ]
     body = schemas["MessagesRequest"]
-    ignored = ("max_tokens", "stream", "stream_options")  # by count_tokens
+    ignored = ("max_tokens", "stream", "stream_options")  # count_tokens ignores them
     schemas["CountTokensRequest"] = {
         **{name: value for name, value in body.items() if name != "allOf"},
         "description": "The body of POST /messages/count_tokens. Other fields of a message are allowed.",

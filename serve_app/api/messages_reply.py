@@ -162,7 +162,7 @@ def _whole_block(block: dict[str, Any], content: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call. Arguments that are cut off give their complete values, as in streaming SDKs."""
+    """Returns the arguments of a call. If they are cut off, returns the complete values, as streaming SDKs do."""
     try:
         parsed = from_json(arguments, allow_partial=True) if arguments.strip() else {}
     except ValueError:

@@ -198,7 +198,10 @@ def parse_count_request(raw: bytes, served: ServedModels, max_bytes: int, max_it
 
 
 def _refuse_too_many(given: Mapping[str, Any], served: ServedModels) -> None:
-    """Rejects too many messages and blocks for the longest context, or too many tools, before checking their types."""
+    """Rejects a request with too many messages and blocks for the longest context, or with too many tools.
+
+    It runs before the types of messages and tools are checked.
+    """
     longest = max((context for context, _ in served.values()), default=0)
     messages, tools = given.get("messages"), given.get("tools")
     if isinstance(messages, list):
@@ -247,7 +250,10 @@ def _chat(request: MessagesRequest, most_output: int) -> dict[str, Any]:
 
 
 def _check(request: MessagesRequest) -> None:
-    """Checks what only this format forbids, and fields with another name in the chat format. Raises ApiError (422)."""
+    """Checks rules that only this format has, and fields that have another name in the chat format.
+
+    Raises ApiError: 422, or 400 if a required field is missing.
+    """
     if request.max_tokens < 1:
         raise invalid("max_tokens", f"must be at least 1, but it is {request.max_tokens}")
     for name, field in MessagesRequest.model_fields.items():

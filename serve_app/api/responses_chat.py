@@ -1,4 +1,4 @@
-"""Translates a request to POST /responses to the chat format, and errors about chat fields to this format.
+"""Translates requests of POST /responses to the chat format, and the field names in errors back to this format.
 
 Consecutive items of the model (reasoning, text, calls) become one assistant message, as chat templates expect.
 """

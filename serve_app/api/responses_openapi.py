@@ -9,11 +9,11 @@ from serve_app.api.chat_openapi import REF, Schema, object_schema, require
 from serve_app.api.responses_request import ResponsesRequest
 
 NAME: Final = "ResponsesRequest"
-_PREFIX: Final = "Responses"  # of the names of all schemas: other doors have functions and tools, too
+_PREFIX: Final = "Responses"  # of all schema names, because other doors also have schemas for functions and tools
 
 
 def responses_request_schemas(identifiers: Sequence[str]) -> dict[str, Schema]:
-    """Returns the schemas by name. The request's is `ResponsesRequest`."""
+    """Returns the schemas by name. The schema of the request is `ResponsesRequest`."""
     generated = ResponsesRequest.model_json_schema(ref_template=REF + _PREFIX + "{model}")
     parts = {name: object_schema(_any_of(model)) for name, model in generated.pop("$defs").items()}
     body = object_schema(_any_of(generated), null_is_absent=True)
@@ -55,7 +55,7 @@ _STRING: Final[Schema] = {"type": "string"}
 
 
 def _any_of(schema: Any) -> Any:
-    """Returns the schema with `anyOf` in place of `oneOf`, and without the items that are refused."""
+    """Returns the schema with `anyOf` in place of `oneOf`, and without `OtherItem`, which is always refused."""
     if isinstance(schema, list):
         return [_any_of(one) for one in schema if one != {"$ref": f"{REF}{_PREFIX}OtherItem"}]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Reads the fields with which clients of other servers set the form of a reply, in addition to `response_format`.
+"""Reads `response_format`, and the fields with which clients of other servers set the form of a reply.
 
 Forms that the service supports are enforced. Fields for forms that it could not enforce are refused; they are listed in
 `refused_fields`.

@@ -1,1 +1,1 @@
-"""The operator's command line, `serve-app`. It talks only to the service's admin API, over HTTP."""
+"""The operator's command line, `serve-app`. Most commands call the service's admin API over HTTP."""

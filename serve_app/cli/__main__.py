@@ -39,7 +39,7 @@ from serve_app.cli import (
 from serve_app.cli.command import Session, group_action
 from serve_app.cli.output import CommandError, Output
 
-# In the order of `serve-app --help`. Each module names its group in `app`; without a name its commands are top-level.
+# In the order of `serve-app --help`. A module's group is `app`; without a name, its commands are top-level.
 MODELS = (models, models_traffic, models_backends, models_created, models_fetch)
 MODULES = (
     *MODELS,
@@ -91,8 +91,8 @@ def _root_options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command line and exits: 0 done, 1 failed, 2 wrong command line. Ctrl-C ends the process by its signal."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # No command holds anything that must be closed. Python's own handler runs only between two instructions: a
-        # signal just before a system call would wait until the call returns.
+        # End the process at once. A command that must clean up sets its own handler. Python's default handler runs only
+        # between two instructions: after a signal just before a system call, it would run when the call returns.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:

@@ -57,7 +57,7 @@ class AdminClient:
         return self._exchange("POST", path, body=body or {})
 
     def book(self, *path: str, body: Json, idempotency_key: str | None, repeat_with: str = "") -> Json:
-        """Moves money: sends a POST with an idempotency key, generated if None is given.
+        """Sends a POST that moves money. Without an `idempotency_key`, generates one.
 
         `repeat_with` is the option that must replace the original one if an operator repeats the command by hand.
         """
@@ -69,7 +69,7 @@ class AdminClient:
             raise
 
     def api_patch(self, *path: str, body: Json) -> Json:
-        """Sets the given fields and leaves the others."""
+        """Sets the given fields and leaves the others unchanged."""
         return self._exchange("PATCH", path, body=body, repeatable=True)
 
     def api_delete(self, *path: str) -> Json:
@@ -100,7 +100,7 @@ class AdminClient:
         return rows[:limit]
 
     def probe(self, path: str) -> tuple[int, float]:
-        """Calls an open route such as `/ready` without the operator key. Returns the status and the seconds it took."""
+        """Calls a route that needs no key, such as `/ready`. Returns the status and the seconds that the call took."""
         start = time.perf_counter()
         response = self._send_with_retries(httpx.Request("GET", self.url + path), repeatable=False)
         return response.status_code, time.perf_counter() - start
@@ -171,7 +171,7 @@ def _transport_error(error: httpx.TransportError, request: httpx.Request, url: s
 
 
 def _reported_error(response: httpx.Response, url: str) -> CommandError:
-    """Returns the service's own error, in one line."""
+    """Returns the error of an unsuccessful response, as one line."""
     status = response.status_code
     request_id = response.headers.get("x-request-id")
     if response.is_redirect:

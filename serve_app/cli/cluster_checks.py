@@ -25,7 +25,7 @@ OWN_PER_NODE = ("_PORT", "_PATH", "_LOC", "_BASE", "_FILE")  # suffixes of flags
 
 @dataclass(frozen=True)
 class Check:
-    """One line. `status` is `ok`, `warn` or `fail`."""
+    """One line of the report. `status` is `ok`, `warn` or `fail`."""
 
     name: str
     status: str
@@ -126,7 +126,7 @@ def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
 
 
 def files_check(nodes: Sequence[Facts]) -> Check:
-    """Checks that other users of a node can't reach the sockets of Ray and HAProxy, nor the state folder."""
+    """Checks that other users of a node can't reach the sockets of Ray and HAProxy or the state folder."""
     if reached := [f"{path} on {node['name']}" for node in nodes for path in node["open_paths"]]:
         hint = "source cluster/private-tmp.sh before `ray start`; for a state folder, `chmod go=`"
         return Check("files", "fail", f"other users can reach {', '.join(reached)}", hint)
@@ -254,7 +254,7 @@ def times_check(times: Facts, nodes: Sequence[Facts], grace_period_s: float | No
 
 
 def flags_of(text: str) -> Iterator[tuple[str, str]]:
-    """Parses names and values of a flags.env, which bash reads: plain values, and $'…' with escapes."""
+    """Yields names and values of a flags.env, a file for bash. A value is plain text, or $'…' with escapes."""
     for line in text.splitlines():
         name, equals, value = line.strip().partition("=")
         if not equals or name.startswith("#"):

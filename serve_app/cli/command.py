@@ -38,8 +38,8 @@ def command(
     """Registers a function `(session, …)` as a command with the shared options, which may precede or follow its name.
 
     A CommandError that it raises is printed (as JSON under `-o json`) and becomes the exit code. The help ends with
-    `examples`. With `signed`, arguments may begin with a minus. If a parameter's annotation has a mapping of names to
-    options, the command has all these options, and the function gets a mapping of those that were given.
+    `examples`. With `signed`, arguments may begin with a minus. One parameter can stand for several options: its
+    annotation has a mapping of names to options, and the function gets a mapping of the options that were given.
     """
 
     def register(action: Action) -> Action:

@@ -111,7 +111,7 @@ class Connection:
         return _is_local(self.url)
 
     def is_of_home(self) -> bool | None:
-        """Returns whether the URL is that of the last service that used the state folder. None: no service has."""
+        """Returns whether the URL is that of the last service that used the state folder; None: never used."""
         from serve_app.local_run import last_port
 
         port = last_port(self.home)
@@ -154,7 +154,7 @@ class Connection:
 
 
 def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path) -> Connection:
-    """Applies the defaults: options first, then the environment, then the state folder.
+    """Returns the connection. Options take precedence over the environment, and the environment over the defaults.
 
     The state folder is SERVE_APP_HOME, else `.serve-app` in `folder` if it exists, else `~/.serve-app`.
     An empty variable counts as unset. `--operator-key-file` takes precedence over SERVE_APP_OPERATOR_KEY.

@@ -158,7 +158,7 @@ def _grafana(url: str, credential: str | tuple[str, str]) -> Iterator[Any]:
     from grafana_client import GrafanaApi
     from grafana_client.client import GrafanaException, GrafanaTimeoutError
 
-    # grafana-client prepends the path to `api`, so it must end with a slash.
+    # grafana-client appends `api` directly to the URL's path, so the path must end with a slash.
     api = GrafanaApi.from_url(f"{url}/", credential=credential, timeout=TIMEOUT_S)
     try:
         yield api

@@ -35,7 +35,7 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class Check:
-    """One line. `status` is `ok`, `fail`, or `skip` if an earlier failure makes the check impossible."""
+    """One line of the report. `status` is `ok`, `fail`, or `skip` if the check is not possible."""
 
     name: str
     status: str
@@ -138,7 +138,7 @@ def state_checks(connection: Connection) -> Iterator[Check]:
 
 
 def run_checks(home: Path) -> Iterator[Check]:
-    """Checks that other users can't reach the running service's sockets and other machines can't read its metrics."""
+    """Checks that a running service's sockets are closed to other users, and its metrics to other machines."""
     import psutil
 
     from serve_app.local_run import find_run

@@ -18,7 +18,7 @@ NO_CLUSTER = 3  # exit status of deployments/cluster_facts.py
 
 
 def diagnose(out: Output, address: str | None, flags: Path, firewall: bool, grace_period: float | None) -> None:
-    """Prints all checks. Raises CommandError without a cluster, typer.Exit(1) if a check fails."""
+    """Prints all checks. Raises CommandError if no cluster is found, and typer.Exit(1) if a check fails."""
     expected = dict(flags_of(flags.read_text())) if flags.is_file() else {}
     checks = judge(_gather(address), Known(expected, firewall, grace_period))
     ok = all(check.status != "fail" for check in checks)

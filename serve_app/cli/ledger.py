@@ -95,7 +95,10 @@ def complete_check(
 
 @contextmanager
 def _direct_steps(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]]:
-    """Yields a function that runs one step on the database and returns what the service would. Raises CommandError."""
+    """Yields a function that runs one step on the database. It returns the same report as the service.
+
+    Raises CommandError.
+    """
     from serve_app.accounting.ledger import Ledger  # imported here, because it loads the databases' libraries
 
     def steps(query: dict[str, str | None]) -> Report:

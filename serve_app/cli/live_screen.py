@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 UNKNOWN = "-"
-WIDE = 100  # minimum width with wider gaps between table columns
+WIDE = 100  # terminals of at least this width get wider gaps between table columns
 ROUND = 9_999.5  # larger numbers are shown in thousands
 
 
@@ -80,7 +80,7 @@ def _backends(frame: Json, width: int) -> Table:
         if load is None:
             table.add_row(*row, Text(UNKNOWN if running is None else f"0/{running}", style="red"))
             continue
-        # Replicas that report, of replicas that Serve counts.
+        # The number of replicas that report; with the number that Serve counts, if that differs.
         replicas = str(load["replicas"]) if running in (None, load["replicas"]) else f"{load['replicas']}/{running}"
         table.add_row(
             *row,

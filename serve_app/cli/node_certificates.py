@@ -20,7 +20,7 @@ _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?(\.[a-z0-9](
 
 
 class CertificatesError(Exception):
-    """A failure, as one line for the operator."""
+    """A failure. Its message is one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class Output:
                 for index, size in enumerate(measured)
             ]
             kept, widths = _fitted(measured, min_widths, width, drop=self.form != "wide")
-        if not kept:  # a block of fields for each row
+        if not kept:  # not all columns fit: print a block of fields for each row
             for row in cells:
                 self._fields(list(zip(head, row, strict=True)))
                 self._write("\n")

@@ -160,7 +160,7 @@ def _from_service(session: Session, request_id: str, texts: bool) -> dict[str, A
 
 
 def _with_logs(session: Session, asked: str, folder: Path, texts: bool) -> dict[str, Any]:
-    """Adds a folder's log lines to the service's answer. Asks the service for the request's own id if a line has it."""
+    """Adds a folder's log lines to the service's answer. If a line has the request's own id, asks for that."""
     # Imported here, because pydantic takes longer to load than most commands take to run.
     from serve_app.admin.request_story import possible_ids, request_ids, tell, without_texts
 

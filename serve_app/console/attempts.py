@@ -16,7 +16,7 @@ from serve_app.contracts.rates import Rates
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.sealing import SecretKeys
 
-#: Attempts within WINDOW_S. After a burst of this size, one more is possible every WINDOW_S / limit.
+#: The limits count attempts within WINDOW_S. At the limit, one more attempt is possible every WINDOW_S / limit seconds.
 WINDOW_S: Final = 900.0
 OF_BROWSER: Final = 10  # per known browser
 OF_PAIR: Final = 10  # per pair of network address and e-mail address; this and the next two are for unknown browsers
@@ -27,7 +27,7 @@ OF_CODES: Final = 5  # one-time codes after a right password
 OF_MAILS: Final = 3  # mails to one e-mail address, requested by anyone
 OF_MAILS_TO_ALL: Final = 300  # sign-up mails to all e-mail addresses together
 OF_MAILS_OF_ADDRESS: Final = 20  # mails requested from a network address
-#: Maximum number of names. An attempt takes as long as a password check, so a flood can't evict a name in the window.
+#: Maximum number of names. An attempt takes as long as a password check, so a flood can't evict a recent name.
 MAX_KEPT: Final = 60_000
 KNOWN_S: Final = 180 * DAY_S
 

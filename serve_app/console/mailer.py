@@ -27,8 +27,8 @@ class Mailer:
 
     def __init__(self, settings: MailSettings, password: str, now: Callable[[], float]) -> None:
         self._settings, self._password, self._now = settings, password, now
-        # A separate pool: a relay that hangs keeps its thread after a timeout, and must not take the threads of other
-        # work.
+        # A separate pool: a relay that hangs keeps its threads even after a timeout, and must not take the threads of
+        # other work.
         self._threads = ThreadPoolExecutor(MAILS_AT_ONCE, "mail")
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -251,7 +251,7 @@ def _table(rows: Sequence[tuple[str, UsageRow]]) -> list[tuple[str, int, int, in
 def _chart(
     days: Days, parts: Sequence[tuple[str, str, int]], totals: Sequence[UsageRow], labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns stacked series of revenue by day, the largest first. Series beyond SERIES are summed as one."""
+    """Returns stacked series of revenue by day, the largest first. All but the SERIES largest are summed."""
     sums: dict[str, int] = {}
     for name, _, charged in parts:
         sums[name] = sums.get(name, 0) + charged

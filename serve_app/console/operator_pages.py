@@ -38,7 +38,7 @@ async def pending(visit: Visit) -> Response:
     return visit.page(
         "operator_credits.html",
         pending=found,
-        decided=[one for one in decided if not one.booked],  # approved credits are listed as booked
+        decided=[one for one in decided if not one.booked],  # booked credits are in `booked`
         booked=booked,
         kinds=CREDITS,
         alone=visit.console.credit_alone,

@@ -52,7 +52,7 @@ async def unlock(visit: Visit) -> Response:
 async def reset(visit: Visit) -> Response:
     """Creates a link with which the person chooses a new password. The page shows it once.
 
-    Refused for operators: with such a link, an admin could approve credits as a second operator.
+    Refused if the person is an operator: with the link, an admin could sign in as that operator and approve credits.
     """
     person = await _changeable(visit)
     if person.operator_role in OPERATORS:

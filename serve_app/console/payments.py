@@ -50,7 +50,7 @@ class PaymentProvider(Protocol):
         """Raises PaymentError for an amount or currency that the provider does not accept in one payment."""
 
     async def checkout(self, account_id: str, amount: int, currency: str, back: str) -> str:
-        """Returns the URL of a page to pay `amount` nano-units. It leads to the URL `back`. Raises PaymentError."""
+        """Returns the URL of a page to pay `amount` nano-units, which then redirects to `back`. Raises PaymentError."""
 
     async def save_method(self, account_id: str, setup_id: str, customer: str | None, currency: str, back: str) -> str:
         """Returns the URL of a page to save a payment method. `customer` is None for a new one. Raises PaymentError."""
@@ -100,7 +100,7 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
         logger.warning("%s: %d nano-units of %s were spent already", key, lost, report.account_id)
     if before is not None and before.method is not None:
         after, _ = await books.run(ShowRecharge(report.account_id))
-        if after is not None and after.method is None:  # unless it is an old chargeback, reported again
+        if after is not None and after.method is None:  # not if the report is a repeated one: it changes nothing
             await forget(provider, before.method)
 
 

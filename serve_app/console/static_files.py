@@ -1,4 +1,4 @@
-"""The files of the pages: style, scripts, icons. Browsers cache each under an address with its version."""
+"""The files of the pages: style, scripts, icons. Browsers cache each file under a URL that contains its version."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The account's id is in the metadata of the payment and of its checkout, so each report leads to the account. Only the
 holder of a key of this Stripe account can set metadata. A checkout's `client_reference_id` is not trusted, because a
-buyer can set it in the URL of a Payment Link. Reports without this metadata are about a different product of the same
+buyer can set it in the URL of a Payment Link. Reports without an account id are about a different product of the same
 company and are ignored. Stripe sends each report at least once, in any order. Each report has a reference, under which
 it is booked once.
 
@@ -196,11 +196,11 @@ class Stripe:
         return Paid(_text(metadata["account_id"]), amount, currency, _text(session["payment_intent"]))
 
     async def _disputed(self, dispute: Any) -> Returned | None:
-        """Returns the same chargeback for both reports of a dispute. The first takes the money and suspends the account.
+        """Returns the same chargeback for both reports of a dispute. The first report debits and suspends the account.
 
         When Stripe reports a chargeback, it has already withdrawn the money, so the account need not stay open until
-        the second report. If an inquiry becomes a chargeback later, only the second report is booked. If
-        Stripe withdraws the money of a dispute again after it was given back, that is a separate chargeback.
+        the second report. If an inquiry becomes a chargeback later, only the second report is booked. If Stripe
+        withdraws the money of a dispute again after giving it back, that is a separate chargeback.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:
@@ -281,7 +281,7 @@ def _refunded(charge: Any, before: Any) -> Returned | None:
 
 
 def _moves_nothing(dispute: Any) -> bool:
-    """Whether the dispute moves no money: it is an inquiry, or a refund prevented it that is reported separately."""
+    """Whether the dispute moves no money: it is an inquiry, or a refund prevented it, which has its own report."""
     status = _text(dispute["status"])
     return status.startswith("warning_") or status == "prevented"
 

@@ -259,7 +259,7 @@ class Visit:
         """Renders a page. `section` is the path of its entry in the navigation, if it is not the page's own."""
         account_id, me = self.request.path_params.get("account_id"), self.person
         role = me.roles.get(account_id, "") if me is not None and account_id is not None else ""
-        # Pages that belong to no account show the navigation of the first.
+        # Pages that belong to no account show the navigation of the person's first account.
         nav_id = account_id if role else next(iter(me.roles), None) if me is not None else None
         nav_role = me.roles.get(nav_id, "") if me is not None and nav_id is not None else ""
         done = unquote(self.cookie(DONE))

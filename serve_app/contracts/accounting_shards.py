@@ -1,4 +1,4 @@
-"""Client for all accounting processes. They write to one ledger, so any process can answer for another."""
+"""Client for all accounting processes. They share one ledger, so each process can run any command."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ SETTLE_TIMEOUT_S: Final = 30.0  # per batch and process; equals accounting's tim
 class AccountingShards:
     """Implements BooksPort over the shards.
 
-    Commands without an account go to the shard that answered last, at first to `first`. A process on a lost machine
-    does not answer at all. If the caller cancels such a call, the next calls go to the next shard.
+    A command for an account goes first to the account's shard. Other commands and batches of settlements go first to
+    the shard that last answered one of them, initially to shard `first`. If a shard is unavailable, the next one is
+    tried. A process on a lost machine does not answer at all: if the caller cancels a command there, later commands
+    without an account go to the next shard.
     """
 
     def __init__(self, shards: Sequence[AccountingPort], *, first: int = 0) -> None:
@@ -61,7 +63,7 @@ class AccountingShards:
         raise failure
 
     async def unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
-        """Returns the requests among these that the ledger does not have."""
+        """Returns the given request ids that the ledger has neither settled nor kept as stuck."""
         return await self.run(FindUnsettled(request_ids))
 
     def _beginning_with(self, first: int) -> list[int]:

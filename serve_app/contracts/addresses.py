@@ -18,7 +18,7 @@ _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
 
 def address_in(text: str) -> Address | None:
-    """Parses an address of a connection or in `x-forwarded-for`, which may have a port or a zone. None: not valid."""
+    """Parses a client's address, which may have a port or a zone. Returns None if the address is not valid."""
     host = text.strip()
     if host.startswith("["):
         host, closed, port = host[1:].partition("]")
@@ -53,7 +53,7 @@ def network_in(text: Any) -> Network:
 
 
 def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Returns the networks that this release can read. Others, from a later release, allow nothing."""
+    """Returns the networks that this release can read. Others, which a later release wrote, allow nothing."""
     found = []
     for text in texts:
         with contextlib.suppress(ValueError):
@@ -62,7 +62,7 @@ def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Returns the address of `client_host` without a port. For IPv6, returns its /64 network, which one client owns.
+    """Returns the address of `client_host` without a port. For IPv6, returns the /64 network, owned by a single client.
 
     Returns FORWARDED as `client_host` does, and "unknown" for an invalid address.
     """
@@ -74,9 +74,9 @@ def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies:
     """Returns the address from which a request comes, possibly with a port. The sender cannot choose it.
 
     `peer` is the connection's other end as the server sees it. `forwarded_for` has the values of `x-forwarded-for` in
-    order. `trusted_proxies` is the number of proxies before this process that append to that header. The client is the
-    entry written by the outermost of them. Ray Serve's own HAProxy does not write the header and is not counted. A
-    Kubernetes ingress or a cloud load balancer in front writes it and is counted.
+    order. `trusted_proxies` is the number of proxies in front of this process that append to that header. The outermost
+    of them wrote the entry with the client's address. Ray Serve's own HAProxy does not write the header and is not
+    counted. A Kubernetes ingress or a cloud load balancer in front writes it and is counted.
 
     Without trusted proxies, the client can write any header, and uvicorn may have taken `peer` from it. Uvicorn does so
     for connections from this machine, including HAProxy's. All requests with the header then count as one address,

@@ -16,7 +16,7 @@ class Seller:
     """The issuer of statements and invoices. `font` is the path of a TrueType file."""
 
     name: str
-    address: str = ""  # lines
+    address: str = ""  # one or more lines
     tax_id: str = ""
     email: str = ""
     font: str | None = None
@@ -27,7 +27,7 @@ class BillingDetails:
     """An account's details for invoices. Empty: not given."""
 
     company: str = ""
-    address: str = ""  # lines
+    address: str = ""  # up to MAX_ADDRESS_LINES lines
     tax_id: str = ""
     email: str = ""
 

@@ -1,4 +1,4 @@
-"""Data that the ledger receives and returns. It is frozen and crosses processes.
+"""Immutable data that other processes send to the ledger and receive from it.
 
 Money is integer nano-units (1e-9) of the account's currency. Prices are nano-units per token, so a charge is always a
 whole number: 1 nano-unit per token is 0.001 per million tokens.
@@ -42,7 +42,7 @@ class StoredResponse:
     response_id: str
     body: bytes = field(repr=False)  # as the gateway encodes it
     expires_at: float  # Unix time, seconds
-    beat_at: float | None = None  # last heartbeat of the gateway that runs it; None: it has ended
+    beat_at: float | None = None  # last heartbeat of the gateway that runs the response; None: the response has ended
 
     __setstate__ = set_state
 
@@ -58,7 +58,7 @@ class RequestUsage:
     key_id: str
     model: str  # the identifier in the request
     backend: str  # the application that produced the reply
-    price: Price  # the price at admission, so that no later price bills a request above its hold
+    price: Price  # the price at admission: with a later, higher price, the charge could exceed the hold
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -92,7 +92,7 @@ class Settled:
     balance: int  # the account's committed balance
     version: int  # account version; higher is newer
     duplicate: bool = False
-    # For a key with a budget: its charges in the current period of the ledger's clock, after the whole batch.
+    # For a key with a budget: nano-units charged to it in the current period, by the ledger's clock, with this batch.
     key_spent: int | None = None
     key_period: str | None = None
     uncollected: int = 0  # nano-units of the charge that the balance did not cover
@@ -116,7 +116,7 @@ class AccountSnapshot:
 
     @property
     def balance(self) -> int:
-        """Nano-units on the books, including recently expired grants, which still pay for earlier requests."""
+        """Nano-units, including recently expired grants, which still pay for requests that began earlier."""
         return self.granted + self.topped_up
 
     def available(self, now: float) -> int:
@@ -268,7 +268,7 @@ class Changes:
 
 
 class Refusal(StrEnum):
-    """The reason why a settlement was not recorded. A retry fails again unless something changes."""
+    """The reason why a settlement was not recorded. A retry fails again unless the cause is removed."""
 
     ACCOUNT_NOT_FOUND = "account_not_found"
     KEY_NOT_FOUND = "key_not_found"
@@ -279,7 +279,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SettlementRejected:
-    """A settlement that was not recorded. Repeating it changes nothing. The rest of its batch is not affected.
+    """A settlement that was not recorded. The rest of its batch is not affected.
 
     With `kept`, the ledger has stored it as a stuck settlement, for an operator.
     """
@@ -316,10 +316,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Numbers of rows verified, and the differences found: at most 100 of a kind in one step."""
+    """The numbers of verified rows, and the differences found: at most 100 of each kind per step."""
 
     accounts: int
-    entries: int  # includes earlier checks and archives, as does `usage_rows`
+    entries: int  # includes rows of earlier checks and of archives, as does `usage_rows`
     usage_rows: int
     differences: tuple[Difference, ...]
     next: str | None = None  # `after` for the next steps; None: the check is complete

@@ -116,7 +116,7 @@ class Coalescer(Generic[Ask, Answer]):
 
     async def _send_waiting(self) -> None:
         while self._waiting:
-            # Skip abandoned asks: their callers went elsewhere or will retry.
+            # Skip abandoned asks: no caller waits for their answers.
             wanted = [(ask, future) for ask, future in self._waiting if not future.done()]
             batch, self._waiting = wanted[: self._most], wanted[self._most :]
             if not batch:

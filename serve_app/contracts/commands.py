@@ -1,4 +1,4 @@
-"""Operations on the books, one command each. `AccountingPort.run` returns the command's answer.
+"""Operations on the ledger, one command each. `AccountingPort.run` returns the command's answer.
 
 Amounts are nano-units, times are Unix seconds. Each command names the errors of `contracts.errors` that it raises
 besides LedgerUnavailable. A write that raises LedgerUnavailable may have happened: repeat it unchanged. Its idempotency
@@ -44,7 +44,7 @@ Group = Literal["day", "model", "key", "account", "tag"]
 
 
 class Command(Generic[Answer]):
-    """An operation on the books, typed by its answer."""
+    """An operation on the ledger. The type parameter is the type of its answer."""
 
     __slots__ = ()
 
@@ -115,11 +115,11 @@ class SetActive(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class AddCredit(Command[AccountSnapshot]):
-    """Adds paid ("top_up") or given ("grant") money. The same idempotency key on the same account adds it once.
+    """Adds paid ("top_up") or given ("grant") money. Repeating it with the same idempotency key adds nothing.
 
     A grant with `expires_at` pays for requests that start before then. One hour later, its remainder is removed from
-    the books. Raises AccountNotFound, InvalidAmount, and InvalidValue, including for an expiry in the past and for an
-    expiry of a top-up. Raises Conflict if the idempotency key was used with a different amount, kind or expiry.
+    the balance. Raises AccountNotFound, InvalidAmount, and InvalidValue, for example for an expiry in the past or for a
+    top-up with an expiry. Raises Conflict if the idempotency key was used with a different amount, kind or expiry.
     """
 
     account_id: str
@@ -133,7 +133,7 @@ class AddCredit(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class CorrectBalance(Command[AccountSnapshot]):
-    """Adds `amount` to the top-ups, or subtracts it if negative, to correct a mistake that `memo` names.
+    """Adds `amount`, which may be negative, to the top-ups, to correct a mistake that `memo` describes.
 
     Raises AccountNotFound, InvalidAmount, InvalidValue, Conflict, and InsufficientBalance if the top-ups are too small.
     """
@@ -169,7 +169,7 @@ class TakeBackGrant(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class ExpireGrants(Command[int]):
-    """Removes remainders of grants that expired at least an hour ago from the balances. Returns their number.
+    """Removes from the balances the remainders of grants that expired at least an hour ago. Returns their number.
 
     Handles at most `limit` grants: run it again while it returns that many. Several processes may run it at the same
     time.
@@ -180,7 +180,7 @@ class ExpireGrants(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class CreateKey(Command[KeySnapshot]):
-    """Stores a key by its digest and hint (`contracts.key_format`). The same digest and name return the same key.
+    """Stores the digest and hint of a key (`contracts.key_format`). The same digest and name return the same key.
 
     `terms` are fields of KeySnapshot: allowed `models`, the key's limits, a `budget` in nano-units per `budget_period`,
     `expires_at`, allowed `addresses`, and `tags`. Omitted terms set no limit. Raises AccountNotFound, InvalidValue,
@@ -197,9 +197,9 @@ class CreateKey(Command[KeySnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class UpdateKey(Command[KeySnapshot]):
-    """Changes the name and the terms in `changes`. None removes a limit; for a budget, also its period.
+    """Changes the name and the terms in `changes`. None removes a term; removing a budget also removes its period.
 
-    A new budget includes the key's earlier charges in the current period. Raises KeyNotFound, InvalidValue.
+    A new budget also counts what the key was charged earlier in the current period. Raises KeyNotFound, InvalidValue.
     """
 
     key_id: str
@@ -217,11 +217,11 @@ class RevokeKey(Command[KeySnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class RotateKey(Command[KeySnapshot]):
-    """Creates a key with the name and terms of an existing key, without an expiry, and returns it.
+    """Creates a key with the name and terms of an existing key, but without its expiry, and returns the new key.
 
-    The old key expires at `until`, a Unix time, or at its own expiry if that is earlier. A time in the past revokes it.
-    The same digest returns the same key. Raises KeyNotFound (also for a key of another account), InvalidValue for a
-    revoked key, and Conflict.
+    The old key expires at `until`, a Unix time, or at its own expiry if that is earlier. If that time is in the past,
+    the old key is revoked. The same digest returns the same new key. Raises KeyNotFound (also for a key of another
+    account), InvalidValue for a revoked key, and Conflict.
     """
 
     account_id: str
@@ -253,8 +253,8 @@ class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
 class ReadChanges(Command[Changes]):
     """Returns accounts and keys that changed after version `since`, in version order. Start with 0.
 
-    Continue from the answer's `version`, at once if it has `more`. No change is missed: versions become visible in
-    order. A row that changed twice appears once, with its latest version.
+    Continue from the answer's `version`, immediately if `more` is true. No change is missed, because versions become
+    visible in order. A row that changed twice appears once, with its latest version.
     """
 
     since: int
@@ -265,9 +265,9 @@ class ReadChanges(Command[Changes]):
 class SumUsage(Command[list[UsageRow]]):
     """Sums usage over requests: one row per group, sorted by group. Groups without requests have no row.
 
-    Days are YYYY-MM-DD in UTC, by the requests' ends; both bounds are inclusive. Tags are the keys' current tags. A key
-    with several tags counts in the row of each, and a key without tags has the tag "". Raises InvalidValue, including
-    for more rows than `most`.
+    Days are YYYY-MM-DD in UTC: a request counts on the day on which it ended. Both bounds are inclusive. Tags are the
+    keys' current tags. A key with several tags counts in the row of each, and a key without tags has the tag "". Raises
+    InvalidValue, for example if there are more than `most` rows.
     """
 
     account_id: str | None = None
@@ -284,9 +284,9 @@ class SumUsage(Command[list[UsageRow]]):
 
 @dataclass(frozen=True, slots=True)
 class SumRequests(Command[list[RequestSums]]):
-    """Sums single requests that ended between two Unix times: one row per hour or day in UTC, and group.
+    """Sums requests that ended between two Unix times. Returns one row for each group in each hour or day (UTC).
 
-    Unlike SumUsage, it knows outcomes and durations. Archived usage is not included. Tags count as in SumUsage. Raises
+    Unlike SumUsage, it has outcomes and durations. Archived usage is not included. Tags count as in SumUsage. Raises
     InvalidValue for more than MAX_SUMMED requests.
     """
 
@@ -301,8 +301,8 @@ class SumRequests(Command[list[RequestSums]]):
 class SearchRequests(Command[UsagePage]):
     """Returns an account's requests, newest first, that ended at or after `time_from` and before `time_to`.
 
-    Reads at most MAX_SEARCHED requests. A page may therefore be short or empty and still have a `next`, with which the
-    search continues as `after`. Raises InvalidValue.
+    Reads at most MAX_SEARCHED requests. A page may therefore be short or empty and still have a `next`: pass it as
+    `after` to continue the search. Raises InvalidValue.
     """
 
     account_id: str
@@ -319,7 +319,7 @@ class SearchRequests(Command[UsagePage]):
 class KeyMakers(Command[dict[str, str]]):
     """Returns the actor who created each key of an account, by key id. Keys without an audit record are omitted.
 
-    Only the latest MAX_MAKERS records count.
+    Reads only the latest MAX_MAKERS of these records.
     """
 
     account_id: str
@@ -327,7 +327,7 @@ class KeyMakers(Command[dict[str, str]]):
 
 @dataclass(frozen=True, slots=True)
 class ShowStatement(Command[Statement]):
-    """Returns an account's statement of a month, YYYY-MM in UTC, archived or not.
+    """Returns an account's statement for a month (YYYY-MM in UTC), even if the month is archived.
 
     Raises AccountNotFound, InvalidValue.
     """
@@ -411,7 +411,7 @@ class DeleteResponse(Command[bool]):
 class BeginResponse(Command[None]):
     """Stores a response that a gateway begins to run in the background. Harmless to repeat.
 
-    Its settlement, or EndResponse, replaces the body and ends it.
+    Its settlement, or EndResponse, replaces the body and marks the response as ended.
     """
 
     account_id: str
@@ -435,7 +435,7 @@ class CancelResponse(Command[StoredResponse | None]):
 
 @dataclass(frozen=True, slots=True)
 class EndResponse(Command[bool]):
-    """Ends a response that was not settled as complete, with this body. Returns whether it was still running."""
+    """Ends a running response, without a settlement, and stores its final body. Returns whether it was running."""
 
     account_id: str
     response: StoredResponse
@@ -443,7 +443,7 @@ class EndResponse(Command[bool]):
 
 @dataclass(frozen=True, slots=True)
 class FindUnsettled(Command[list[str]]):
-    """Returns which of up to 1000 requests the ledger has neither settled nor kept as stuck, in order."""
+    """Checks up to 1000 requests. Returns, in order, those that the ledger has neither settled nor kept as stuck."""
 
     request_ids: tuple[str, ...]
 
@@ -460,8 +460,7 @@ class ListStuck(Command[list[StuckSettlement]]):
 class RetryStuck(Command[list[StuckSettlement]]):
     """Retries these stuck settlements and returns those that are still stuck.
 
-    Settlements that are settled now, or were settled meanwhile, are no longer stuck. At most 100 ids; unknown ids are
-    ignored. Harmless to repeat.
+    At most MAX_RETRIED ids; unknown ids are ignored. Harmless to repeat.
     """
 
     stuck_ids: tuple[str, ...]
@@ -470,12 +469,12 @@ class RetryStuck(Command[list[StuckSettlement]]):
 
 @dataclass(frozen=True, slots=True)
 class PruneReplies(Command[int]):
-    """Removes up to 1000 replies older than 24 hours, and 1000 expired responses. Returns their number."""
+    """Removes up to 1000 replies older than 24 hours and up to 1000 expired responses. Returns the number removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordAudit(Command[None]):
-    """Records an event that changes nothing in the books, such as a failed log-in or a read.
+    """Records an event that changes nothing in the ledger, such as a failed log-in or a read.
 
     An empty account stands for the service. Raises InvalidValue.
     """
@@ -497,16 +496,16 @@ class RecordPrices(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class PricedModels(Command[list[str]]):
-    """Returns the identifiers that ever had a price in a settled request."""
+    """Returns each identifier for which a request was ever settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListAudit(Command[list[AuditRecord]]):
     """Returns audit records, newest first: operators' changes and reads, failed log-ins and new prices.
 
-    `after` is the last record of the previous page. `actor` is part of the actor's name, in any case. A search by actor
-    or action reads at most MAX_SEARCHED records before `after`: to search further, reduce `after` by MAX_SEARCHED.
-    Raises InvalidValue.
+    `after` is the last record of the previous page. `actor` is a part of the actor's name; case is ignored. A search by
+    actor or action reads at most MAX_SEARCHED records before `after`: to search further, reduce `after` by
+    MAX_SEARCHED. Raises InvalidValue.
     """
 
     account_id: str | None = None
@@ -520,11 +519,11 @@ class ListAudit(Command[list[AuditRecord]]):
 
 @dataclass(frozen=True, slots=True)
 class CheckBooks(Command[CheckReport]):
-    """Checks in short steps, for about `seconds`, that the books agree, while the service runs.
+    """Checks the ledger for consistency, in short steps, for about `seconds`. The service may run meanwhile.
 
     The check starts at the last checkpoint, or with `full` at the beginning. If the answer has a `next`, run the
-    command again with it as `after`. Each answer has only the differences of its steps. Raises InvalidValue, and
-    Conflict if another full check or an archive has replaced the data that this check builds on: start again.
+    command again with it as `after`. Each answer has only the differences that its steps found. Raises InvalidValue,
+    and Conflict if another full check or an archive has replaced the data that this check builds on: start again.
     """
 
     full: bool = False
@@ -573,7 +572,7 @@ class HoldLease(Command[LeaseState]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(Command[bool]):
-    """Ends a lease that its holder no longer uses, and posts its open holds by owner. False: it was not held."""
+    """Ends a lease that its holder no longer uses, and posts its open holds by owner. False: the lease was not held."""
 
     epoch: int
     holds: Mapping[str, tuple[OpenHold, ...]]

@@ -33,7 +33,7 @@ from serve_app.contracts.commands import Command
 
 
 class Unreadable(Exception):
-    """The call has a value that does not fit its field, or a class that this release does not know. It was not run."""
+    """The call was not run: it has a value that does not fit its field, or a class that this release does not know."""
 
 
 def _commands(base: type[Any] = Command) -> Iterator[type[Any]]:
@@ -76,7 +76,7 @@ def encode_call(number: int, call: Any) -> bytes:
 
 
 def decode_call(frame: bytes) -> tuple[int, bool, list[_Item]]:
-    """Returns the call's number and what `call_of` decodes. Raises msgspec.DecodeError."""
+    """Returns the call's number, and the arguments for `call_of`. Raises msgspec.DecodeError."""
     return _call_decoder.decode(frame)
 
 
@@ -90,7 +90,7 @@ def call_of(is_list: bool, items: list[_Item]) -> Any:
 
 
 def encode_answer(number: int, answer: Any, *, is_list: bool) -> bytes:
-    """Returns the frame of an answer. The answer to a list is a list. If `answer` is an error, the caller raises it."""
+    """Returns the frame of an answer, which is a list if the call is. If it is an error, `answer_to` raises it."""
     if isinstance(answer, Exception):
         return encode_error(number, answer)
     return _encoder.encode((number, None, [_encodable(item) for item in answer] if is_list else answer))
@@ -105,12 +105,12 @@ def encode_error(number: int, error: Exception) -> bytes:
 
 
 def decode_answer(frame: bytes) -> tuple[int, _Item | None, msgspec.Raw]:
-    """Returns the call's number, its error, and what `answer_to` decodes. Raises msgspec.DecodeError."""
+    """Returns the call's number, and the arguments `error` and `raw` for `answer_to`. Raises msgspec.DecodeError."""
     return _reply_decoder.decode(frame)
 
 
 def answer_to(call: Any, error: _Item | None, raw: msgspec.Raw) -> Any:
-    """Returns the answer to `call`. Raises its error; Unavailable if this release can't read the answer."""
+    """Returns the answer to `call`, or raises its error. Raises Unavailable if this release can't read the answer."""
     try:
         if error is not None:
             answer = _decoded(error)

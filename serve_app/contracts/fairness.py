@@ -1,4 +1,4 @@
-"""Counts the work in a fair queue, without work that delays only the account that queued it."""
+"""Counts the work in a fair queue, leaving out work that delays only the account that queued it."""
 
 from __future__ import annotations
 

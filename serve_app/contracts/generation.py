@@ -18,13 +18,13 @@ _BEGINNING: Final = 256  # characters or tokens of a raw prompt that identify it
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context length was reached
-    ABORT = "abort"  # the caller cancelled, or the engine has ended
+    ABORT = "abort"  # the caller cancelled, or the engine stopped
     DEADLINE = "deadline"  # the request waited in the queue for too long
     ERROR = "error"  # the engine failed on this request
 
 
 class GrammarKind(StrEnum):
-    JSON_OBJECT = "json_object"  # any JSON object; no text
+    JSON_OBJECT = "json_object"  # any JSON object; `text` is empty
     JSON_SCHEMA = "json_schema"  # a JSON Schema, as JSON
     REGEX = "regex"  # a regular expression for the whole reply
     TOOL_CALLS = "tool_calls"  # made by `Grammar.tool_calls`
@@ -36,8 +36,8 @@ class Grammar:
 
     `strict` rejects JSON schemas with keywords that cannot be enforced; otherwise such keywords are ignored.
 
-    `lead` is plain text or the name of a special token. The grammar begins after its first occurrence and at most two
-    line feeds. Before that, the reply may be any text but may not end.
+    `lead` is plain text or the name of a special token. The grammar begins after its first occurrence and up to two
+    line feeds that follow it. Until then, the reply may be any text, but it may not end.
     """
 
     kind: GrammarKind
@@ -69,12 +69,12 @@ class Grammar:
         in these texts stand for those tokens.
 
         `optional` is the text or special token with which calls begin. With it, the reply may also be text that does
-        not contain it, or such text followed by calls. If calls have no such beginning (""), the reply is either calls
-        or text that does not begin like JSON: after white space, no brace, bracket or backquote. The text contains none
-        of `never`, and no special tokens except `shown`, which are markers such as those of reasoning. It does not
-        begin with a character of `not_first`, neither at the beginning of the reply nor after one of `shown`.
+        not contain it, or such text followed by calls. If calls have no such beginning, `optional` is "". The reply is
+        then either calls or text that does not begin like JSON: its first character after white space is not a brace,
+        bracket or backquote. The text contains none of `never`, and no special tokens except `shown`, which are markers
+        such as those of reasoning. No character of `not_first` may begin the reply or follow one of `shown`.
 
-        With `otherwise`, a JSON object or schema, a reply without calls must match it instead of being any text.
+        If `otherwise` is given, a grammar for a JSON object or JSON schema, a reply without calls must match it.
 
         `lenient` lists the indices of alternatives whose schemas are not strict, whatever `strict` says.
         """
@@ -99,7 +99,7 @@ class Grammar:
 class SamplingParams:
     """Parameters that control how tokens are chosen. The caller checks the ranges (docs/api.md)."""
 
-    max_tokens: int  # output tokens without the end-of-sequence token; 0 computes only the prompt
+    max_tokens: int  # maximum output, without the end-of-sequence token; 0: compute only the prompt
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 is off
@@ -116,7 +116,7 @@ class SamplingParams:
     min_tokens: int = 0  # minimum number of tokens before an end-of-sequence token or stop string
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, -100..100), added to its logit; -100 bans the token
-    logprobs: int | None = None  # None: off; 0: only the chosen token; up to 20: also that many most likely tokens
+    logprobs: int | None = None  # None: off; 0: only the chosen token; up to 20: also this number of most likely tokens
     grammar: Grammar | None = None
     token_ids: bool = False  # deltas include token ids, so another replica can continue the reply
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
@@ -128,7 +128,7 @@ class SamplingParams:
 class Started(Message, frozen=True):
     """The sequence has left the queue and its first prefill chunk runs.
 
-    An engine that learns `cached_tokens` only with the first token then sends a second Started, without `said_text`.
+    An engine may not know `cached_tokens` before the first token. It then sends a second Started, without `said_text`.
     """
 
     prompt_tokens: int
@@ -136,13 +136,13 @@ class Started(Message, frozen=True):
     fingerprint: str = ""  # identifies the weights and everything else that determines replies; set by the replica
     replica: str = ""  # name of the replica; set by the replica
     said: int = 0  # number of tokens in `GenerateCall.said`
-    said_text: str = ""  # text of these tokens that later tokens cannot change; stays in the replica
+    said_text: str = ""  # the part of their text that later tokens cannot change; not sent to the gateway
 
 
 class TokenLogprob(Message, frozen=True):
     """A token and its natural log-probability by the model's raw logits, before any sampling parameter.
 
-    `text` has U+FFFD for incomplete characters, and the name of a special token. `raw` has the exact bytes.
+    In `text`, an incomplete character is U+FFFD, and a special token is written as its name. `raw` has the exact bytes.
     """
 
     token: int
@@ -155,10 +155,10 @@ class TokenLogprob(Message, frozen=True):
 class Delta(Message, frozen=True):
     """New text. `completion_tokens` counts all output tokens so far, including this delta's.
 
-    `tokens` has this delta's tokens, only if `SamplingParams.logprobs` requests them. Held-back text may follow in a
-    later delta. `token_ids` has this delta's token ids, only if `SamplingParams.token_ids` requests them. In that case
-    `is_last` marks the delta with which the reply ends. Every other delta of such a reply has all text that its tokens
-    make certain. Another engine can therefore continue the reply from its tokens so far, given as `said`.
+    `tokens` has this delta's tokens, only if `SamplingParams.logprobs` requests them. The last part of their text may
+    follow in a later delta. `token_ids` has this delta's token ids, only if `SamplingParams.token_ids` requests them.
+    In that case, `is_last` marks the last delta of the reply, and every other delta has all text that later tokens
+    cannot change. Another engine can therefore continue the reply if it gets the tokens so far as `said`.
     """
 
     text: str
@@ -175,7 +175,7 @@ class Finished(Message, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    marked_tokens: int | None = None  # up to the one that completed `SamplingParams.mark`; None: no mark
+    marked_tokens: int | None = None  # up to the token that completed `SamplingParams.mark`; None: it did not occur
     stop: str | None = None  # the stop string that ended the reply; None also with several choices
 
 
@@ -195,7 +195,7 @@ Event = Started | PromptScored | Delta | Finished
 class Ending(StrEnum):
     COMPLETE = "complete"  # the arguments are one complete JSON object
     CUT = "cut"  # the reply ended within the call
-    MALFORMED = "malformed"  # the arguments are not JSON, detected after some were sent; the rest is text
+    MALFORMED = "malformed"  # not JSON, which was detected after some arguments were sent; the rest is sent as text
 
 
 class Reasoning(Message, frozen=True):
@@ -233,8 +233,9 @@ class CallEnded(Message, frozen=True):
 class PromptEcho(Message, frozen=True):
     """A raw prompt, or a piece of it, sent back before the first output of its choices.
 
-    The event's `choice` is the prompt's first choice. Its `tokens` are the prompt's, if their log-probabilities were
-    requested, with the first token as in PromptScored. `ids` has the prompt's token ids, in the first piece.
+    It is sent in a ReplyParts whose `choice` is the prompt's first choice. If log-probabilities of the prompt were
+    requested, the `tokens` of this ReplyParts are tokens of the prompt; the first `logprob` has no meaning, as in
+    PromptScored. The first piece has all token ids of the prompt in `ids`.
     """
 
     prompt: str
@@ -277,13 +278,13 @@ class RawPrompts:
 
     @property
     def beginning(self) -> tuple[dict[str, Any], ...]:
-        """The part that identifies the conversation, as messages: requests that share it share a cached prompt."""
+        """The beginning of the first prompt, as a message. Requests with the same one can share a cached prompt."""
         return ({"role": "user", "content": self.prompts[0][:_BEGINNING]},)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """Requests a reply with `n` choices from a replica.
+    """Asks a replica for a reply with `n` choices.
 
     `credit` is the hold in nano-units. It must pay for every prompt once and for the output budget of every choice.
     `tools` are the request's tools, as the API defines them. If `function` is given, the model may call only that one.
@@ -298,7 +299,7 @@ class GenerateCall:
     continue_final: bool = False
     settle_after_s: float = 2.0  # seconds that a replica waits after a disconnect before it settles for a dead gateway
     weight: float = 1.0  # the account's weight in the engine's fair queue
-    # Seconds from the call, because clocks differ between machines. A request that still waits after this time ends.
+    # Seconds from the call, not a time, because clocks differ. A request that still waits then ends with DEADLINE.
     first_token_within_s: float | None = None
     n: int = 1
     tools: tuple[dict[str, Any], ...] = ()
@@ -335,7 +336,7 @@ class Rejection(StrEnum):
     CONTEXT = "context"
     QUEUE_FULL = "queue_full"
     INVALID = "invalid"  # the model's template rejects the messages, or its tokens or grammars reject a field
-    CLOSED = "closed"  # the engine has ended; Serve replaces the replica
+    CLOSED = "closed"  # the engine has stopped; Serve replaces the replica
     ADAPTER = "adapter"  # the backend is an adapter that its replicas do not have or could not load
 
 
@@ -344,9 +345,9 @@ OF_THE_BACKEND: Final = (Rejection.QUEUE_FULL, Rejection.CLOSED, Rejection.ADAPT
 
 
 class Rejected(Message, frozen=True):
-    """The last event of a request that did not run. It is the only event, unless the engine rejects after `Started`.
+    """The last event of a request for which nothing was generated. Nothing is billed.
 
-    Nothing was generated, and nothing is billed.
+    It is the only event, unless the engine rejects the request after `Started`.
     """
 
     reason: Rejection

@@ -72,7 +72,7 @@ class Turns(Generic[Key, Item]):
         self._is_scheduled = False
 
     def add(self, items: Iterable[tuple[Key, Item]]) -> None:
-        """Adds items. The first ones are handed out at once, unless others wait."""
+        """Adds items. Hands out the first ones at once, unless earlier items are waiting."""
         waiting = self._waiting
         for key, item in items:
             if (ones := waiting.get(key)) is None:

@@ -14,24 +14,24 @@ from serve_app.contracts.messages import set_state
 
 MAX_RETRY_AFTER_S: Final = 60.0  # client libraries do not wait much longer
 HEARTBEAT_S: Final = 0.5  # between a gateway's renewals of its holds
-# Maximum age of a grant after its ask was sent. The gateway discards later grants: a new limiter may have taken over.
+# Seconds after sending an ask within which the gateway accepts a grant. Later, a new limiter may have taken over.
 GRANT_TRUST_S: Final = 2.0
-# Seconds that a new limiter waits until gateways have announced all earlier holds: the last grant, then two heartbeats.
+# Seconds for which a new limiter admits nothing: the last grants arrive, and two heartbeats announce all earlier holds.
 RECOVERY_S: Final = GRANT_TRUST_S + 2 * HEARTBEAT_S
 
 
 def owner_of(holder: str, shard: int) -> str:
-    """Returns the owner, in the ledger, of the holds that the gateway `holder` posts for a limiter shard."""
+    """Returns the name under which the ledger stores the holds that the gateway `holder` posts for a limiter shard."""
     return f"{holder}/{shard}"
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Requests admission of one request. Returns Grant, Refusal, UnknownKey or Recovering.
+    """Asks to admit one request. Returns Grant, Refusal, UnknownKey or Recovering.
 
-    `prompt_tokens` is an estimate; `max_tokens` is the requested output. `holder` names the gateway process whose lease
-    keeps the hold alive. Only one of an account's requests with the same `idempotency_key` is open at a time; the
-    others get 409.
+    `prompt_tokens` is an estimate; `max_tokens` is the requested output. `holder` names the gateway process whose
+    heartbeats keep the hold open. Only one of an account's requests with the same `idempotency_key` is open at a time;
+    the others get 409.
     """
 
     request_id: str
@@ -54,8 +54,8 @@ class Admit:
 class Adjust:
     """Replaces the estimate of an admitted request with the tokenizer's exact count, before any output exists.
 
-    Returns Grant, Refusal or Recovering. `key_digest` is that of the Admit: a limiter that has restarted reads the key
-    and its account before it decides.
+    Returns Grant, Refusal or Recovering. `key_digest` is that of the Admit: a limiter that has restarted needs it to
+    look up the key and its account.
     """
 
     request_id: str
@@ -86,12 +86,12 @@ class Grant:
     requests: Window
     tokens: Window
     tokens_charged: int = 0  # tokens charged to the token bucket at admission
-    # The estimated prompt and one token cost more than the free balance. `hold` is the whole free balance and does not
-    # pay for `max_tokens`. Before `Adjust` is granted, the gateway may generate only what the hold pays for.
+    # True: the estimated prompt and one token cost more than the free balance. `hold` is the whole free balance and
+    # does not pay for `max_tokens`. Before `Adjust` is granted, the gateway may generate only what the hold pays for.
     tentative: bool = False
     weight: int = 100  # the account's weight in the model's queue
     epoch: int = 0  # epoch of the limiter's lease; 0: no lease is needed
-    from_anywhere: bool = True  # False: the key has allowed addresses, so each request must be checked
+    from_anywhere: bool = True  # False: the key has allowed addresses, so each request's address must be checked
 
     __setstate__ = set_state
 
@@ -139,8 +139,9 @@ class Release:
 
     `balance` and `version` are the account's committed values after settlement, or None if nothing was settled. With
     `refused`, the request was refused after admission (too long for the context, queue full). Everything that admission
-    consumed is then returned, including the request rate. With `keeps_rate`, the request and its `prompt_tokens` stay
-    counted. Do not release a request whose settlement is not committed yet: only its hold protects its charge.
+    consumed is then returned, including the request rate. With `keeps_rate`, the request and its `prompt_tokens` still
+    count against the rates. Do not release a request whose settlement is not committed yet: only its hold protects its
+    charge.
 
     `key_spent` is the amount charged to the key in `key_period`, as of `version`; None for keys without a budget.
     """
@@ -206,7 +207,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Requests that are not open here, and the epoch under which this limiter admits; None: it does not admit."""
+    """Answer to Renew. The gateway must announce `unknown` requests again. `epoch` None: the limiter admits none."""
 
     unknown: tuple[str, ...]
     epoch: int | None = 0
@@ -222,7 +223,7 @@ class ShardsDiffer:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """Requests the owner of a key without admission.
+    """Asks for the account of a key, without admitting a request.
 
     Returns Identity, a Refusal with 401 or 403, or UnknownKey or Recovering as for Admit.
     """
@@ -248,7 +249,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Requests the state of these accounts. Returns a tuple of AccountStatus, in order."""
+    """Asks for the state of these accounts. Returns a tuple of AccountStatus, in order."""
 
     account_ids: tuple[str, ...]
 
@@ -297,14 +298,14 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Requests the current state. Each shard returns a LiveReport of its accounts, with at most `top` of them."""
+    """Asks for the current state. Each shard returns a LiveReport of its accounts, with at most `top` of them."""
 
     top: int
 
 
 @dataclass(frozen=True, slots=True)
 class BackendLoad:
-    """Load of a backend by its replicas' last reports, and the share that it leaves for accounts."""
+    """Load of a backend, from the last reports of its replicas, and the share of their limits that accounts keep."""
 
     backend: str
     replicas: int  # replicas that report
@@ -341,7 +342,7 @@ class LiveGateway:
 
 @dataclass(frozen=True, slots=True)
 class LiveReport:
-    """State of one limiter shard. All shards have the same `backends` and `gateways`, which report to each of them."""
+    """State of one limiter shard. `backends` and `gateways` are the same in all shards: they report to each of them."""
 
     admits: bool
     open_requests: int

@@ -18,7 +18,7 @@ Unit = Literal["requests", "tokens"]
 class Rate:
     """A limit over time. The unit is also the code of its refusals and its name in the headers.
 
-    If several limits have one unit, the headers show the tightest.
+    If several limits have the same unit, the headers show the tightest.
     """
 
     unit: Unit
@@ -45,7 +45,7 @@ class Contract:
     """Share of a backend's capacity, relative to other accounts, while demand exceeds it."""
 
     def with_own(self, own: Mapping[str, int]) -> Contract:
-        """Returns these limits with the account's specific limits in their place."""
+        """Returns these limits, each replaced by the account's specific limit if there is one."""
         return replace(self, **own) if own else self
 
 

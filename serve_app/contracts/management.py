@@ -30,9 +30,9 @@ class ManagementKey:
 
 @dataclass(frozen=True, slots=True)
 class CreateManagementKey(Command[ManagementKey]):
-    """Stores a management key by its digest and hint. The same digest and name return the same key.
+    """Stores the digest and hint of a management key. The same digest and name return the same key.
 
-    Raises AccountNotFound, InvalidValue, and Conflict, including if the account already has MAX_KEYS.
+    Raises AccountNotFound, InvalidValue, and Conflict, for example if the account already has MAX_KEYS keys.
     """
 
     account_id: str

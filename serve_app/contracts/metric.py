@@ -20,8 +20,8 @@ class Metric:
     description: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = SECONDS  # upper bounds; histograms only
-    # All values of these labels. A counter is exported as 0 for each of them from the start. Otherwise Prometheus's
-    # `increase` would miss the first event.
+    # All values of each label that has a fixed set of values. A counter is exported as 0 for each of them from the
+    # start. Otherwise Prometheus's `increase` would miss the first event.
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -33,7 +33,7 @@ class Metric:
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
     def rows(self, served: Iterable[Mapping[str, str]] = ({},)) -> list[tuple[str, ...]]:
-        """Returns the rows of label values: for each of `served`, all combinations with the values in `known`."""
+        """Returns rows of label values. A label that an item of `served` does not have takes every value in `known`."""
         found: dict[tuple[str, ...], None] = {}
         for given in served:
             values = [(given[label],) if label in given else self.known[label] for label in self.labels]

@@ -24,7 +24,7 @@ MAX_AMOUNT = 10**17  # per credit: 100 million units
 MAX_BALANCE = 10**18  # per account: a billion units
 MAX_CHARGE = 10**15  # per request: a million units
 
-# Decimal() itself accepts "NaN", "1_000", " 1 " and digits of every script; money does not.
+# Decimal() itself accepts "NaN", "1_000", " 1 " and digits of every script. This pattern does not.
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
 
 
@@ -48,12 +48,12 @@ def format_amount(nano: int) -> str:
 
 
 def places_of(amounts: Iterable[int]) -> int:
-    """Returns the decimal places, at least two, at which all of the amounts are exact."""
+    """Returns the number of decimal places, at least 2, at which all the amounts are exact."""
     return max((len(format_amount(nano).partition(".")[2]) for nano in amounts), default=2)
 
 
 def summing_places(amounts: Sequence[int]) -> int:
-    """Returns the fewest decimal places, at least 2, at which amounts still add up, and only zeros look like zero."""
+    """Returns the fewest decimal places, at least 2, at which rounded amounts add up and no amount but 0 becomes 0."""
     for places in range(2, EXACT_PLACES):
         step = 10 ** (EXACT_PLACES - places)
         rounded = [_steps(nano, step) for nano in amounts]
@@ -63,7 +63,7 @@ def summing_places(amounts: Sequence[int]) -> int:
 
 
 def listing_places(amounts: Sequence[int]) -> int:
-    """Returns 2 decimal places for a list of sums; as many as `summing_places` if an amount is below 0.01."""
+    """Returns the decimal places for a list of sums: 2, or `summing_places` if an amount other than 0 is below 0.01."""
     return summing_places(amounts) if any(0 < abs(nano) < NANO_PER_UNIT // 100 for nano in amounts) else 2
 
 
@@ -144,7 +144,7 @@ class PriceVersion:
 
 
 def price_at(prices: Sequence[PriceVersion], now: float, configured: Price | None = None) -> Price:
-    """Returns the price in effect. `prices` are ordered by (effective_at, version); at equal times the later applies.
+    """Returns the price in effect. `prices` are ordered by (effective_at, version); at equal times the last applies.
 
     Before the first of them, the configured price applies. Without a configured price, the first of `prices` applies
     even before its time, because the clocks of two machines differ.

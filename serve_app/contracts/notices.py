@@ -19,12 +19,12 @@ KINDS: Final = {
 MAX_ALERTS: Final = 20  # per account
 MAX_A_DAY: Final = 50  # notices of an account's alerts per UTC day
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#: E-mail addresses as browsers accept them, without `=?`: a mail program may decode that to a different address.
+#: E-mail addresses as browsers accept them, but without `=?`, which a mail program may decode to another address.
 _EMAIL = re.compile(rf"(?!.*=\?)[A-Za-z0-9.!#$%&'*+/=?^_`{{|}}~-]+@{_LABEL}(?:\.{_LABEL})*")
 
 
 def is_webhook(target: str) -> bool:
-    """Returns whether a target is the address of a webhook. All other targets get e-mail."""
+    """Returns whether a target is the address of a webhook. All other targets are e-mail addresses."""
     return target.partition("://")[0].lower() in ("https", "http")
 
 
@@ -34,10 +34,10 @@ def is_email(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert. `state` is why it last fired; it does not fire again for the same value.
+    """An alert. It fires when `state` changes to a value that is not empty.
 
-    That is the day ("2026-09-28") or month ("2026-09") whose spending reached the threshold, or "low" while the balance
-    is below it. Empty: it has not fired, or the balance has recovered.
+    `state` is the last day ("2026-09-28") or month ("2026-09") whose spending reached the threshold. For a balance
+    alert, it is "low" while the balance is below the threshold. Otherwise it is empty.
     """
 
     alert_id: str
@@ -61,7 +61,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One firing, and the state of its delivery. `next_at` is None once it is delivered or given up."""
+    """A message about a fired alert or paused recharging. `next_at` is None once it is delivered or given up."""
 
     notice_id: str
     account_id: str
@@ -82,7 +82,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CreateAlert(Command[Alert]):
-    """Creates an alert. With an `alert_id`, a repetition returns the first alert.
+    """Creates an alert. A repetition with the same `alert_id` returns the first alert.
 
     Raises AccountNotFound, InvalidValue, and Conflict if the account has MAX_ALERTS or the id is used for something
     else.
@@ -122,10 +122,10 @@ class WatchAlerts(Command[tuple[list[Alarm], str | None]]):
 
 @dataclass(frozen=True, slots=True)
 class RaiseAlarm(Command[bool]):
-    """Changes the alert's state unless it changed meanwhile, and creates the notice. Returns whether it did.
+    """Changes an alert's state, and creates a notice if it fires. Returns False if the state changed meanwhile.
 
-    After `MAX_A_DAY` notices, one more is created that is not sent and states the reason. Then none is created until
-    the next day.
+    After MAX_A_DAY notices of an account in a UTC day, one more is created, which is not sent and states this limit.
+    Then none is created until the next day.
     """
 
     alarm: Alarm

@@ -41,7 +41,7 @@ class PendingCredit:
 class SetOperatorRole(Command[Person]):
     """Sets an operator's role; None removes it. All sessions of the person end.
 
-    A role is given to a member of `account_id`, a staff account. The e-mail address alone proves nothing: an owner of
+    Only a member of the staff account `account_id` can get a role. The e-mail address alone proves nothing: an owner of
     another account can invite any address and accept the invitation. Raises InvalidValue for an unknown e-mail address
     or role, and for a person who is not a member.
     """
@@ -54,7 +54,7 @@ class SetOperatorRole(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class FoundAccount:
-    """An account, and its charged usage since the day of the search."""
+    """An account, and its usage since the `day_from` of the search."""
 
     account: AccountSnapshot
     charged: int  # nano-units
@@ -71,12 +71,12 @@ class AccountsPage:
 
 @dataclass(frozen=True, slots=True)
 class SearchAccounts(Command[AccountsPage]):
-    """Returns up to `limit` accounts in one of ORDERS, by part of the name (in any case) or the beginning of the id.
+    """Finds up to `limit` accounts by a part of the name, ignoring case, or by the beginning of the id.
 
-    With `below`, only accounts match whose balance on the books is below this amount (nano-units). Usage is summed from
-    `day_from` (YYYY-MM-DD) on; with `spending`, only accounts that were charged since then match (False: only the
-    others). Accounts of equal spend are listed newest first. `after` is the last account of the previous page. Raises
-    AccountNotFound for it, and InvalidValue.
+    `order` is one of ORDERS; accounts with equal spend are listed newest first. `below` finds only accounts with a
+    balance (AccountSnapshot.balance) below this amount. Usage is summed from `day_from` (YYYY-MM-DD) on. `spending`
+    finds only accounts that were charged since then; False: only the others. `after` is the last account of the
+    previous page. Raises AccountNotFound if that does not exist, and InvalidValue.
     """
 
     text: str
@@ -262,9 +262,9 @@ class ListAnnouncements(Command[list[Announcement]]):
 class AskCredit(Command[PendingCredit]):
     """Requests a credit. It waits for a second operator, unless the requester may give it alone.
 
-    That is the case if the requester's total is at most `alone`: this credit and the credits that the requester gave
-    alone in the last 24 hours, to any account. `once` is an idempotency key: a repetition changes nothing and returns
-    the first outcome. Raises AccountNotFound, Conflict, InvalidAmount, InvalidValue.
+    The requester may do so if this credit and the credits that they gave alone in the last 24 hours, to any account,
+    are at most `alone` nano-units in total. `once` is an idempotency key: a repetition changes nothing and returns the
+    first outcome. Raises AccountNotFound, Conflict, InvalidAmount, InvalidValue.
     """
 
     account_id: str
@@ -288,7 +288,7 @@ class ListPendingCredits(Command[list[PendingCredit]]):
 
 @dataclass(frozen=True, slots=True)
 class DecideCredit(Command[bool]):
-    """Books or rejects a credit. Returns False if it was decided before.
+    """Books or rejects a pending credit. Returns False if it is unknown or already decided.
 
     Raises InvalidValue if the requester approves it.
     """

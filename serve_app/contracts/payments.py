@@ -18,7 +18,7 @@ class Paid:
     currency: str
     reference: str
     attempt_id: str = ""  # recharge attempt; empty: a person paid
-    created_at: float = 0.0  # when a payment of recharging was ordered
+    created_at: float = 0.0  # when the payment of a recharge attempt was ordered
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class ReturnPayment(Command[int | None]):
-    """Deducts returned money from the account's payments. Returns the nano-units that were already spent.
+    """Deducts returned money from the account's top-ups. Returns the nano-units that it could not deduct.
 
-    The same idempotency key deducts once; a repetition returns 0 and changes nothing. If the payment or chargeback that
-    it reverses is not booked, the command moves no money and returns None. With `final`, it then records the return in
-    the audit log, once, so that an operator can correct the balance.
+    A repetition with the same idempotency key returns 0 and changes nothing. If the payment or chargeback that it
+    reverses is not booked, the command moves no money and returns None. With `final`, it then records the return in the
+    audit log, once, so that an operator can correct the balance.
 
     A chargeback also suspends the account and turns recharging off. A refund pauses recharging, which would otherwise
-    charge the money again at once. A reinstatement restores what its chargeback took, less the part that the chargeback
-    could not take. The account stays suspended. Raises AccountNotFound, InvalidAmount.
+    charge the money again at once. A reinstatement gives back only the money that its chargeback deducted. The account
+    stays suspended. Raises AccountNotFound, InvalidAmount.
     """
 
     account_id: str

@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person who may sign in. `roles` are by account."""
+    """A person who may sign in. `roles` maps account ids to roles."""
 
     user_id: str
     email: str
@@ -141,7 +141,7 @@ class AcceptInvitation(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class JoinAccount(Command[Person]):
-    """Accepts an invitation for a person who has signed in. Raises Conflict for a member, and InvalidValue."""
+    """Accepts an invitation for a signed-in person. Raises InvalidValue, and Conflict if already a member."""
 
     digest: str = field(repr=False)
     user_id: str
@@ -268,9 +268,9 @@ class OpenSession(Command[SignedIn]):
     """Opens a session. Raises InvalidValue for a suspended person, and for a code whose `totp_step` has been used.
 
     `password` is the stored hash that was checked. With it, the command also raises InvalidValue if the password was
-    changed meanwhile, or codes were turned on. `recovery` is the digest of a recovery code, which is used up instead of
-    a one-time code. `passkey` is the id of the passkey that was checked, with its new count. A code or passkey that was
-    removed meanwhile raises InvalidValue.
+    changed or one-time codes were turned on meanwhile. `recovery` is the digest of a recovery code, which is used up
+    instead of a one-time code. `passkey` is the id of the passkey that was checked, with its new count. A code or
+    passkey that was removed meanwhile raises InvalidValue.
     """
 
     user_id: str
@@ -287,7 +287,7 @@ class OpenSession(Command[SignedIn]):
 
 @dataclass(frozen=True, slots=True)
 class FindSession(Command[tuple[SignedIn, Person] | None]):
-    """Returns a valid session and its person, who is not suspended, or None."""
+    """Returns a valid session and its person. None: there is no such session, or the person is suspended."""
 
     digest: str = field(repr=False)
 

@@ -1,4 +1,4 @@
-"""Days and months in UTC, in which key budgets renew, and the tolerated difference between clocks."""
+"""Days and months in UTC, the periods of key budgets, and the tolerated difference between clocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def day_named(name: str) -> Period:
 
 
 def period_at(kind: BudgetPeriod, at: float) -> Period:
-    """Returns the day or month that contains the Unix time `at`, 0 to the year 9998."""
+    """Returns the day or month that contains the Unix time `at`, from 1970 to the year 9998."""
     begins = datetime.fromtimestamp(at, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if kind == "day":
         name, ends = begins.strftime("%Y-%m-%d"), begins + timedelta(days=1)

@@ -23,14 +23,14 @@ class LimiterPort(Protocol):
     """Interface for authentication, rate limits and holds. Every ask is idempotent by its request id."""
 
     async def ask(self, asks: list[Any]) -> Sequence[Any]:
-        """Returns one answer for each of Admit, Adjust, Release, Renew, Announce, Identify and Status, in order."""
+        """Returns one answer for each ask (`limiting.Ask`), in order."""
 
 
 class BooksPort(Protocol):
-    """Interface to the operations on the books."""
+    """Interface to the operations on the ledger."""
 
     async def run(self, command: Command[Answer]) -> Answer:
-        """Returns the command's answer. Raises LedgerError as the command says, and Unavailable."""
+        """Returns the command's answer. Raises the LedgerErrors that the command names, and Unavailable."""
 
 
 class AccountingPort(BooksPort, Protocol):
@@ -48,7 +48,7 @@ class BackendPort(Protocol):
     """Interface to the model applications."""
 
     async def generate(self, backend: str, call: GenerateCall, take: Callable[[BackendEvent], None]) -> None:
-        """Passes each event of one reply to `take` as it arrives. Cancelling ends the reply.
+        """Passes each event of one reply to `take` as it arrives. Cancelling this call ends the reply.
 
         Raises BackendUnavailable, also if the events end before Finished or Rejected.
         """

@@ -19,7 +19,7 @@ class Bucket:
     half-full bucket stays half full.
 
     Source: ITU-T I.371 annex A, virtual scheduling, with an increment in proportion to each cell's cost. Times are
-    seconds of any one clock that never runs backwards. Exact to the unit up to ten million units a minute.
+    seconds of any one clock that never runs backwards. Counts are exact up to ten million units a minute.
     """
 
     __slots__ = ("limit", "tat", "window_s")

@@ -12,9 +12,9 @@ from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
 from serve_app.contracts.payments import Paid
 
-#: Seconds between the end of an attempt and the account's next one.
+#: Seconds between the end of an attempt and the account's next attempt.
 BETWEEN_S: Final = 60.0
-#: Seconds until an attempt with an unknown outcome is checked again, by the number of checks; the last one repeats.
+#: Seconds until each next check of an attempt with an unknown outcome. The last value applies to all later checks.
 AGAIN_S: Final = (120.0, 300.0, 900.0, 3600.0)
 #: Seconds after an attempt's beginning during which its payment may be ordered. Stripe keeps an idempotency key for at
 #: least 24 hours: a later order under the same key could be a second payment.
@@ -71,7 +71,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SetRecharge(Command[Recharge]):
-    """Sets amounts. Recharging stays on, off or paused, and an open attempt stays as it began.
+    """Sets threshold, amount and monthly cap. Changes neither the state of recharging nor an open attempt.
 
     Raises AccountNotFound, InvalidValue.
     """
@@ -85,7 +85,7 @@ class SetRecharge(Command[Recharge]):
 
 @dataclass(frozen=True, slots=True)
 class AskMethod(Command[Recharge]):
-    """Begins saving a payment method under `setup_id`. Until one is saved, a repetition returns the same id.
+    """Begins a setup that saves a payment method. Until it is saved, a repetition returns the same `setup_id`.
 
     Raises AccountNotFound, and Conflict if the account has no settings.
     """
@@ -96,9 +96,9 @@ class AskMethod(Command[Recharge]):
 
 @dataclass(frozen=True, slots=True)
 class SaveMethod(Command[str | None]):
-    """Saves the method of a setup and turns recharging on; a setup is used once.
+    """Saves a setup's payment method and turns recharging on. A setup can be used once.
 
-    Returns the method that is no longer needed: the replaced one, or the new one if the setup has ended.
+    Returns a method that is no longer needed, if any: the replaced method, or the new one if the setup has ended.
     """
 
     account_id: str
@@ -127,7 +127,7 @@ class StopRecharge(Command[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class ShowRecharge(Command[tuple[Recharge | None, list[Attempt]]]):
-    """Returns an account's settings, None before the first, and up to 20 latest attempts. Raises AccountNotFound."""
+    """Returns an account's settings, or None if it has none, and up to 20 latest attempts. Raises AccountNotFound."""
 
     account_id: str
 
@@ -162,7 +162,7 @@ class ListDueAttempts(Command[list[Attempt]]):
 
 @dataclass(frozen=True, slots=True)
 class ClaimAttempt(Command[Claim | None]):
-    """Claims an open attempt for the caller, which looks for its payment.
+    """Claims an open attempt for the caller, which then checks whether it was paid.
 
     Returns None if another process was faster or the attempt has ended.
     """
@@ -187,14 +187,14 @@ class EndAttempt(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome(Command[None]):
-    """Records the outcome of an attempt; open: still unknown. Harmless to repeat. Ignores an unknown attempt.
+    """Records the outcome of an attempt. The state `open` means that it is still unknown. Harmless to repeat.
 
-    A success is final, and may also follow a failure. A failure pauses recharging and creates notices to the owners,
-    the billing members, and the targets of the account's balance alerts. So does an outcome that is still unknown when
-    the payment may no longer be ordered.
+    A success is final, and may also follow a failure. A failure pauses recharging and creates notices for the owners,
+    the billing members, and the targets of the account's balance alerts. An outcome that is still unknown when the
+    payment may no longer be ordered has the same effect.
 
-    `paid` is the provider's report of a success. If a restored ledger lacks the attempt, it is recorded from `paid`, so
-    that it counts towards its month's cap.
+    `paid` is the provider's report of a success. If a restored ledger lacks the attempt, the attempt is recorded from
+    `paid`, so that it counts towards its month's cap. Without `paid`, an unknown attempt is ignored.
     """
 
     attempt_id: str

@@ -27,7 +27,7 @@ class ListSealed(Command[tuple[list[SealedSecret], str | None]]):
 
 @dataclass(frozen=True, slots=True)
 class Reseal(Command[int]):
-    """Replaces secrets that are still stored as they were listed; returns their number.
+    """Replaces secrets that have not changed since they were listed. Returns the number of replaced secrets.
 
     `resealed` has one text for each of `sealed`. Raises InvalidValue.
     """

@@ -1,7 +1,7 @@
 """Served models in the ledger, in addition to `config.yaml`: traffic shares, identifiers, prices and backends.
 
-Times are Unix seconds. `config.yaml` applies to its own identifiers, but a row of traffic in the ledger overrides its
-weights, and a price that is in effect overrides its price.
+Times are Unix seconds. For an identifier in `config.yaml`, a row of traffic in the ledger overrides the weights there,
+and a price in effect in the ledger overrides the price there.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Backend:
     args: Mapping[str, Any]  # the application's `args`, as in `config.yaml`
     options: Mapping[str, Any]  # options of its deployment: BACKEND_OPTIONS
     created_at: float
-    retired_at: float | None = None  # no identifier names it any more; it is deleted once it has drained
+    retired_at: float | None = None  # set when no identifier uses it; it is deleted once its replies have ended
 
 
 @dataclass(frozen=True, slots=True)

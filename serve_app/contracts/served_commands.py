@@ -1,6 +1,6 @@
 """Operations on traffic, identifiers, prices and backends, as in `contracts.commands`.
 
-Each change takes a version of the ledger. A repetition changes nothing and returns the current state.
+Each change gets the next version number of the ledger. A repetition changes nothing and returns the current state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serve_app.contracts.served import Backend, ModelSpec, Served, ServedModel, 
 
 @dataclass(frozen=True, slots=True)
 class ReadServed(Command[Served | None]):
-    """Returns what is served, or None if nothing has changed since version `after`. Start with -1."""
+    """Returns the current `Served`, or None if nothing has changed since version `after`. Start with -1."""
 
     after: int = -1
 
@@ -26,7 +26,7 @@ class ReadServed(Command[Served | None]):
 class SetTraffic(Command[Traffic]):
     """Sets the weights of an identifier's backends; a weight of 0 omits the backend.
 
-    `expected` is the version of the identifier's traffic to be replaced, 0 for none. For an identifier in
+    `expected` is the version of the traffic to replace: 0 if there is none, None for any version. For an identifier in
     `config.yaml`, `configured` has its weights there. If those applied until now, they are stored as a row too, so that
     a rollback can restore them. For such an identifier, empty `weights` restore the weights in `config.yaml`.
 
@@ -125,7 +125,7 @@ class SchedulePrice(Command[PriceVersion]):
     """Sets the price of an identifier from `effective_at` on; None: from now on.
 
     A second price for the same time replaces the first. `is_configured`: the identifier is in `config.yaml`. Raises
-    ModelNotFound, and InvalidValue, including for a time in the past.
+    ModelNotFound, and InvalidValue, for example for a time in the past.
     """
 
     identifier: str

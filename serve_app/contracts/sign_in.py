@@ -30,7 +30,7 @@ class SignInLink:
 
 @dataclass(frozen=True, slots=True)
 class MakeSignInLink(Command[None]):
-    """Stores a link, which replaces the account's earlier one. Raises AccountNotFound."""
+    """Stores a link, which replaces the account's earlier link. Raises AccountNotFound."""
 
     account_id: str
     digest: str = field(repr=False)

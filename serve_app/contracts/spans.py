@@ -48,7 +48,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SpanData:
-    """One span of a trace. Times are Unix seconds. `attributes` are named as in ATTRIBUTES; None is omitted."""
+    """One span of a trace. Times are Unix seconds. `attributes` are named as in ATTRIBUTES; empty ones are omitted."""
 
     name: str
     span_id: str

@@ -40,7 +40,7 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class TraceCall:
-    """Data that a replica needs for its spans: the trace, their parent, and the duration from which spans are kept."""
+    """Data for a replica's spans. A replica keeps the spans of calls that failed or took at least `slow_s` seconds."""
 
     trace_id: str
     parent_id: str

@@ -34,7 +34,7 @@ class Aside:
     async def run(self, tenant: str, job: Callable[[], Result]) -> Result:
         """Run a job and return its result, or raise its exception.
 
-        If the caller is cancelled, a running job still ends before the tenant's next job begins.
+        If the caller is cancelled while the job runs, the job continues, and the tenant's next job waits until it ends.
         """
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(tenant, asyncio.Lock())
@@ -51,7 +51,7 @@ class Aside:
                 took_s = self._clock() - began
 
         def ended(_: Future[Result]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended before the job
+            with contextlib.suppress(RuntimeError):  # the loop was closed before the job ended
                 loop.call_soon_threadsafe(loop.call_later, self._rest * took_s, turn.release)
 
         try:
@@ -64,7 +64,7 @@ class Aside:
         return await asyncio.wrap_future(running)
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
-        """Queue a job outside of the tenants' turns. Unlike `run`, this needs no event loop."""
+        """Queue a job that does not wait for a tenant's turn. Unlike `run`, this needs no event loop."""
         return self._threads.submit(job)
 
     def close(self) -> None:

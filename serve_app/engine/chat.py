@@ -27,7 +27,7 @@ _FIRST_STAND_IN = 0xDC00  # stand-ins are low surrogates
 _HIGH_SURROGATES = re.compile("[\ud800-\udbff]")
 _AFTER_STAND_IN = re.compile("(?<=[\udc00-\udfff])")
 _MARKER = re.compile(r"<.*>|\[.*\]", re.DOTALL)
-_LONG = 8  # a text with more characters than this per token of context is checked; ordinary text has about half
+_LONG = 8  # a text of more than this times `max_context` characters is checked; ordinary text has about 4 a token
 _PIECE = 16_384  # characters
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers that produces no text
 _SET_HERE = frozenset(  # template variables that requests can't set
@@ -58,10 +58,10 @@ class ChatRenderer:
         self._plain_text = None if self._core is None else PlainText(self._core, ())
         self._added = {str(token): token for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
         self._control_names = self._find_control_names()
-        # The tokenizer finds such tokens after normalization, which may turn other characters into their names.
+        # The tokenizer finds `normalized` tokens after normalization, which may turn other characters into their names.
         is_normalized = any(self._added[name].normalized for name in self._control_names if name in self._added)
         self._normalizer = getattr(self._core, "normalizer", None) if is_normalized else None
-        self._names = {frozenset[str](): Names(self._control_names)}  # by the names that stay control tokens
+        self._names = {frozenset[str](): Names(self._control_names)}  # key: names that stay control tokens
         first = self._names[frozenset()].first_characters
         self._stand_ins = {character: chr(_FIRST_STAND_IN + number) for number, character in enumerate(first)}
         self._restore = str.maketrans({stand_in: character for character, stand_in in self._stand_ins.items()})
@@ -83,7 +83,7 @@ class ChatRenderer:
         return frozenset(self._tokenizer.all_special_tokens) | special
 
     def _find_control_names(self) -> frozenset[str]:
-        """Names of special tokens, and of added tokens in brackets that the template has or that begin like `<|`."""
+        """Names of special tokens, and of added tokens in brackets that occur in the template or begin like `<|`."""
         templates = getattr(self._tokenizer, "chat_template", None) or ""
         text = "\n".join(templates.values()) if isinstance(templates, dict) else templates
         markers = {n for n in self._added if _MARKER.fullmatch(n) and (n in text or n[1:2] in ("|", "｜"))}
@@ -129,7 +129,7 @@ class ChatRenderer:
         continue_final: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of the conversation, up to the assistant's turn. Text of the messages is always ordinary text."""
+        """Token ids of the conversation, up to the assistant's turn. Messages and tools never yield control tokens."""
         return self.tokenize(self.text(self.literal(messages), continue_final, self.literal(tools)))
 
     def text(
@@ -195,7 +195,7 @@ class ChatRenderer:
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Token ids of a text without a template. Names of special tokens in it are encoded as those tokens.
 
-        With `special_tokens`, adds the tokens that the tokenizer puts around a text, such as one for its beginning.
+        With `special_tokens`, adds the tokens that the tokenizer puts around a text, such as a begin-of-sequence token.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit.
@@ -242,7 +242,7 @@ class ChatRenderer:
             return str(self._tokenizer.decode(list(token_ids), **plain))
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """The names of tokens in the vocabulary; empty for an id without a token."""
+        """The names of tokens, as in the vocabulary; an empty string for an id without a token."""
         return [str(name or "") for name in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
     def find_token(self, name: str) -> int | None:
@@ -310,7 +310,10 @@ def _num_bytes(text: str) -> int:
 
 
 def _clean(value: Any) -> Any:
-    """The value without high surrogates, which JSON can carry but tokenizers reject. Low ones may be stand-ins."""
+    """The value with question marks for high surrogates, which JSON allows but tokenizers reject.
+
+    Low surrogates stay, because they may be stand-ins.
+    """
     match value:
         case str():
             return _HIGH_SURROGATES.sub("?", value)

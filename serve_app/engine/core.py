@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Maximum bytes of logits for prompts' log-probabilities in one step. Computing them needs a few times this memory.
 _SCORED_BYTES = 64 * 2**20
-_MIN_CHUNK = 16  # minimum prompt tokens per step while streams run: in a long context, smaller ones are hardly faster
+_MIN_CHUNK = 16  # minimum prompt tokens per step while streams run: in a long context, fewer tokens are hardly faster
 
 
 class Runner(Protocol):
@@ -53,7 +53,7 @@ class Runner(Protocol):
         """
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Overwrite KV blocks that may hold NaN with zeros."""
+        """Overwrite KV blocks with zeros, because they may hold NaN."""
 
 
 class EngineCore:
@@ -65,7 +65,7 @@ class EngineCore:
 
     def __init__(self, runner: Runner, settings: EngineSettings, outbox: Outbox) -> None:
         self._runner = runner
-        self._native: Native | None = getattr(runner, "sampling", None)  # only compiled runners have one
+        self._native: Native | None = getattr(runner, "sampling", None)  # only compiled runners have `sampling`
         self._outbox = outbox
         fixed = settings.prefill_chunk_busy
         self._pacer = PrefillPacer(_MIN_CHUNK, settings.prefill_chunk)
@@ -120,7 +120,7 @@ class EngineCore:
         chunks = tuple(chunk for chunk in plan.chunks if self.streams[chunk.sequence].ready)
         if chunks or not plan.to_clear:
             return replace(plan, chunks=chunks)
-        self._runner.clear_blocks(plan.to_clear)  # no step follows that would clear them
+        self._runner.clear_blocks(plan.to_clear)  # no step follows, so nothing else clears them
         return replace(plan, chunks=(), to_clear=())
 
     def compute(self, plan: StepPlan, streams: Sequence[OutputStream]) -> list[list[SampledToken]]:
@@ -182,14 +182,14 @@ class EngineCore:
 
     @staticmethod
     def _compute_last_again(sequence: TokenSequence) -> None:
-        """If all tokens are computed, have the last one computed again, because the next token needs its logits.
+        """If all tokens are computed, let the next step compute the last one again, because its logits are needed.
 
         This happens if the grammar has interrupted the step.
         """
         sequence.num_computed = min(sequence.num_computed, len(sequence.tokens) - 1)
 
     def fail(self, plan: StepPlan) -> None:
-        """End the requests of a step that raised; blocks that it may have written are cleared before reuse."""
+        """End the requests of a failed step; blocks that the step may have written are cleared before reuse."""
         self.scheduler.allocator.suspect(plan.to_clear)
         for chunk in plan.chunks:
             self.finish(chunk.sequence, FinishReason.ERROR)

@@ -73,7 +73,7 @@ class Engine:
         self._failure: str | None = None  # why the engine has ended without a call of `close`
         self._hang = HangDetector(settings.step_limit_s(on_cpu=settings.device_map == "cpu"), clock)
         self._is_hung = False
-        # Guards all of the above; not held while the model runs or events are delivered.
+        # Guards all of the above. The engine's thread releases it while it runs the model or delivers events.
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -252,7 +252,7 @@ class Engine:
                 logger.warning("A step of %d tokens lacks memory: %s", plan.num_tokens, first_line(error))
             else:
                 logger.exception("A step of %d tokens failed; its requests end with an error.", plan.num_tokens)
-        # Not in the except clause: the exception's frames hold device memory, which is free from here on.
+        # Not in the except clause: until the clause ends, the exception's frames keep device memory in use.
         if halves:
             free_cached_memory()
             for half in halves:

@@ -1,4 +1,7 @@
-"""The engines that a backend can choose, and how they differ before the start. Imports an engine only to start it."""
+"""The engines that a backend can choose, and their differences that matter before an engine starts.
+
+An engine's libraries are imported only when it starts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Say = Callable[[str], None]
 
 
 class EngineKind(Protocol):
-    """One kind of engine. `options` are the settings under the engine's name; None if there are none."""
+    """One kind of engine. `options` are the settings in the section named after it; None if there are none."""
 
     remedy: str  # the instruction to show if its Python interpreter is missing
 

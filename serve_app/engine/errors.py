@@ -1,4 +1,4 @@
-"""Errors that the engine raises intentionally; their messages name the remedy."""
+"""Errors that the engine raises intentionally."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class QueueFull(Exception):
 class ContextLengthExceeded(Exception):
     """The prompt leaves no room for a reply.
 
-    `limit` is the maximum number of tokens of prompt and reply together. `prompt_tokens` is exact, or 0 if the text was
-    too long to be tokenized; it then has more than `limit` tokens.
+    `limit` is the maximum number of tokens of prompt and reply together. `prompt_tokens` is the exact number, or 0 if
+    the text was too long to be tokenized. Such a text has more than `limit` tokens.
     """
 
     def __init__(self, prompt_tokens: int, limit: int) -> None:

@@ -24,7 +24,7 @@ class HangDetector:
         self._began_at = self._clock()
 
     def step_ends(self) -> None:
-        """Record that no step follows, because no request runs."""
+        """Record that the step has ended and that no other step has begun."""
         self._began_at = None
 
     def problem(self) -> str | None:

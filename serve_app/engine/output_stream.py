@@ -33,9 +33,9 @@ class OutputStream:
     """Decides after each token which text to release and whether the request ends.
 
     `eos_token_ids` end the request unless it ignores them. At most `guess_tokens` tokens are guessed at a time. The
-    request's `said` tokens go through sampling, grammar and text as if they had been sampled here.
+    request's `said` tokens advance the sampling state, the grammar and the text as if they had been sampled here.
 
-    Raises ValueError if the reply has ended with the `said` tokens.
+    Raises ValueError if the `said` tokens already end the reply.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class EngineStats:
     accepted: int = 0  # drafted tokens that were right
     prompt_tokens: int = 0  # prompt tokens of started requests, including cached ones
     step_seconds: float = 0.0  # total duration of all steps
-    step_sequences: int = 0  # sum of the sequences of all steps
+    step_sequences: int = 0  # number of sequences in a step, summed over all steps
 
 
 class Sample(NamedTuple):
@@ -95,7 +95,7 @@ class EnginePort(Protocol):
 
         Raises, instead of the first event or after `Started`:
             ValueError: the prompt is empty, a live request has the same id, a parameter is out of its range, or the
-                reply has ended with the `said` tokens.
+                `said` tokens already end the reply.
             UnsupportedGrammar: a subclass of ValueError: the engine cannot enforce the grammar.
             RequestRefused: a subclass of ValueError: the engine does not support the parameters.
             ContextLengthExceeded: the prompt leaves no room for a token of output.

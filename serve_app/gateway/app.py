@@ -30,9 +30,10 @@ def build_app(
     on_stop: Callable[[], Awaitable[None]] | None = None,
     tag_responses: bool = True,
 ) -> FastAPI:
-    """Builds an application with all doors and `routers` under both base paths, `/` and `/v1`, and `front` once.
+    """Builds an application with all doors and `routers` under both base paths, `/` and `/v1`.
 
-    With `tag_responses` every response carries `x-request-id`. Turn it off for a server that sets the header itself.
+    The routes in `front` are added as they are. With `tag_responses` every response carries `x-request-id`. Turn it off
+    for a server that sets the header itself.
     """
 
     @asynccontextmanager
@@ -41,7 +42,8 @@ def build_app(
         if on_stop is not None:
             await on_stop()
 
-    # No redirects: they are not JSON, and behind a TLS ingress the client would follow one and send its key over HTTP.
+    # Redirects are off: they are not JSON, and behind a TLS ingress they would lead to HTTP, so that clients would send
+    # their keys unencrypted.
     app = FastAPI(title="serve-app", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     bodies, limits = IncompleteBodies(), TokenLimits()
     # Plain routes come first: most requests use them, and they need none of FastAPI's parsing.

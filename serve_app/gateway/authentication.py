@@ -62,7 +62,8 @@ class Caller:
     def is_confirmed(self) -> bool:
         """Whether the limiter accepted the key within the last CONFIRMED_S seconds.
 
-        The gateway may then read the body. This does not authorise the request.
+        The gateway may then process the body before it checks the key again. This does not authorise the request.
+        Always False for a key that allows only some addresses.
         """
         return self._authenticator.is_confirmed(self.digest)
 
@@ -96,8 +97,8 @@ class Caller:
 class Authenticator:
     """Checks API keys against the limiter, and checks operator keys.
 
-    While one operator key replaces another, both are valid. `trusted_proxies` is explained at `client_address`; it may
-    be set at any time.
+    During a rotation, the old and the new operator key are both valid. `trusted_proxies` is explained at
+    `client_address`; it may be set at any time.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class Authenticator:
             raise self.wrong(request, "this needs the operator key of the service")
 
     async def ask(self, ask: Admit | Identify, request: Request) -> Any:
-        """Returns the limiter's answer. `ask.look_up` must be False: nearly every key is known and needs one call.
+        """Returns the limiter's answer. `ask.look_up` must be False.
+
+        This method itself looks up a key that the limiter does not know, and limits these look-ups.
 
         Raises Unavailable while the limiter is unavailable. For a key that the limiter does not know, it also raises
         Unavailable while the ledger is unavailable.
@@ -172,7 +175,7 @@ class Authenticator:
         if _leaves_unconfirmed(answer):
             return
         account_id = getattr(answer, "account_id", "") or account_id
-        # A key with allowed addresses is checked on every request, before the body is read.
+        # A key with allowed addresses is checked on every request, before the body is parsed.
         until = time.monotonic() + CONFIRMED_S if answer.from_anywhere else 0.0
         self._confirmed[digest] = until, account_id
         if len(self._confirmed) > MAX_CONFIRMED:

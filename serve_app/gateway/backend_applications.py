@@ -15,7 +15,8 @@ from serve_app.contracts.served import Backend
 
 logger = logging.getLogger("ray.serve")
 
-# Time from retirement to deletion. By then, no gateway sends requests to the backend. Replicas finish running replies.
+# Seconds from a backend's retirement to its deletion. By then, no gateway sends it requests. Its replicas still finish
+# the replies in progress.
 DRAIN_S: Final = 5.0
 RETRY_S: Final = 15.0  # between two attempts; an attempt appears in Serve's status within a few seconds
 

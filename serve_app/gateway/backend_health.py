@@ -1,11 +1,11 @@
-"""Ejects backends from an identifier's traffic, judged by the gateway's own requests.
+"""Ejects failing backends from an identifier's traffic. Each gateway judges by its own requests.
 
 Each account has one vote on a backend. The vote is bad when at least half of the account's requests within WINDOW_S
 failed or missed their latency targets. An account that also votes bad on another backend has no vote: its requests may
 be the cause. A backend is ejected from an identifier when all of this is true:
 
-- The bad votes come from at least MIN_ACCOUNTS accounts with at least MIN_BAD bad requests. One account can therefore
-  not eject a backend that serves others.
+- The bad votes come from at least MIN_ACCOUNTS accounts with at least MIN_BAD bad requests in total. One account alone
+  can therefore not eject a backend that serves others.
 - At least half of the votes on the backend are bad.
 - The share of bad votes is more than twice that of the other backends. Too much load would affect all backends alike.
 
@@ -75,7 +75,7 @@ class BackendHealth:
         self._clock = clock
         self._began = clock()
         self._records: dict[Key, _Record] = {}
-        self._seen: dict[str, dict[str, float]] = {}  # by identifier: when its two latest accounts were seen last
+        self._seen: dict[str, dict[str, float]] = {}  # by identifier: the two accounts seen last, and when
 
     def note(self, key: Key, request_id: str, account_id: str, verdict: Verdict) -> None:
         """Records the verdict on a request.
@@ -97,7 +97,7 @@ class BackendHealth:
         return frozenset(key for key, record in self._records.items() if record.ejected_at is not None)
 
     def keep(self, served: Collection[Key]) -> None:
-        """Drops the records of backends that are not in `served`. A backend that comes back has an empty record."""
+        """Drops the records of backends that are not in `served`. A backend that is served again starts anew."""
         for key in self._records.keys() - set(served):
             del self._records[key]
         for identifier in self._seen.keys() - {name for name, _ in served}:
@@ -141,7 +141,7 @@ class BackendHealth:
     def _judge_probes(self, identifier: str, record: _Record, now: float) -> None:
         assert record.ejected_at is not None
         if now < record.ejected_at + record.pause_s:
-            record.verdicts.clear()  # they belong to requests that started earlier
+            record.verdicts.clear()  # they belong to requests sent before the ejection
             return
         votes = _voters(record, by_request=False)
         if len(votes[True]) >= (1 if self._has_one_account(identifier) else MIN_ACCOUNTS):
@@ -152,7 +152,10 @@ class BackendHealth:
             record.verdicts.clear()
 
     def _has_one_account(self, identifier: str) -> bool:
-        """Returns whether at most one account has used the identifier within ALONE_S. False for the first ALONE_S."""
+        """Returns whether at most one account used the identifier in the last ALONE_S.
+
+        Always False until this gateway has run for ALONE_S.
+        """
         since = self._clock() - ALONE_S
         return since >= self._began and sum(at > since for at in self._seen.get(identifier, {}).values()) <= 1
 
@@ -177,7 +180,7 @@ class BackendHealth:
         return enough and share >= 0.5 and share > 2 * others_share
 
     def _drop_old(self, record: _Record, now: float) -> None:
-        # A half-open backend gets at most one probe a second: all verdicts since the end of the pause count.
+        # A half-open backend gets few requests, so all verdicts since the end of the pause count, however old.
         begins = now - WINDOW_S if record.ejected_at is None else record.ejected_at
         for request_id, (at, _, _) in list(record.verdicts.items()):
             if at >= begins:

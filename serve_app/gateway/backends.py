@@ -37,12 +37,12 @@ _UNCHANGED: Final = {one.name for one in fields(SamplingParams)} & ChatRequest.m
 
 
 class NotRunning(BackendUnavailable):
-    """No replica has started the call, because its backend does not run while another backend does."""
+    """No replica has started the call: its backend does not run, but another backend of the identifier does."""
 
 
 @dataclass(slots=True)
 class Availability:
-    """The backends that get requests now. Written by the gateway's `Lifecycle`, read with each request."""
+    """Shows which backends may get requests now. The gateway's `Lifecycle` writes it, and each request reads it."""
 
     #: By identifier: backends that get no requests, because they are not ready or were ejected. Never all of them.
     out: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class Availability:
 class Catalogue:
     """The identifiers that clients name, and the backends behind each.
 
-    A backend is chosen by weight, so a new one can take over behind a fixed identifier step by step. A conversation
-    always gets the same backend, because its prompt is in that backend's cache.
+    A backend is chosen by weight, so a new one can take over behind a fixed identifier step by step. While weights and
+    availability stay the same, a conversation keeps its backend, which has the prompt in its cache.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ def _score(conversation: bytes, backend: str, weight: int) -> float:
     See Thaler and Ravishankar, 1998.
     """
     drawn = int.from_bytes(hashlib.blake2b(conversation + backend.encode(), digest_size=8).digest())
-    return -weight / math.log(((drawn >> 12) + 0.5) / 2**52)  # strictly between 0 and 1, also as a float
+    return -weight / math.log(((drawn >> 12) + 0.5) / 2**52)  # log of a float strictly between 0 and 1
 
 
 def system_fingerprint(backend: str, fingerprint: str = "") -> str:
     """Returns `system_fingerprint` of a reply, which changes with the backend and with the backend's weights.
 
-    `fingerprint` identifies the weights, as a replica sends it. It is empty while it is unknown.
+    `fingerprint`, which a replica sends, identifies the weights. It is empty while it is unknown.
     """
     return f"fp_{backend}_{fingerprint}" if fingerprint else f"fp_{backend}"
 
@@ -205,7 +205,7 @@ def call_for(
 ) -> GenerateCall:
     """Builds the replica's call for an admitted request.
 
-    `defaults` are the sampling defaults of its identifier. `said` has the tokens of a reply that the replica continues.
+    `defaults` are the sampling defaults of the identifier. `said` has the tokens of a reply that the replica continues.
     """
 
     def chosen(name: str) -> Any:
@@ -227,7 +227,8 @@ def call_for(
         request_id=grant.request_id,
         messages=chat.messages,
         sampling=sampling,
-        # A tentative grant holds all available credit: the replica's count decides what that pays for.
+        # With credit 0, the replica rejects the call and reports its exact count of the prompt. The hold of a tentative
+        # grant is then adjusted to that count.
         credit=0 if grant.tentative else grant.hold,
         bill=Bill(grant.account_id, grant.key_id, chat.model, backend, price, grant.epoch),
         continue_final=chat.continue_final,
@@ -311,12 +312,12 @@ class Generation:
         self._inbox.put(NotRunning("the backend is not running, and another backend is"))
 
     def cancel(self) -> None:
-        """Stops the model. Never waits."""
+        """Stops the generation. Never waits."""
         self._phases.end()
         self._reading.cancel()
 
     async def stop(self) -> None:
-        """Stops the model and waits until the call has ended."""
+        """Stops the generation and waits until the call has ended."""
         self._reading.cancel()
         await asyncio.wait([self._reading])
 
@@ -337,7 +338,7 @@ class Generation:
         except Exception as error:
             self._inbox.put(error)
         except asyncio.CancelledError:
-            # The other side can also cancel the call: the exchange must not wait forever.
+            # The other side can also cancel the call. Without this event, the exchange would wait forever.
             self._inbox.put(BackendUnavailable("the call was cancelled"))
             raise
 

@@ -31,7 +31,7 @@ class BackgroundRuns:
         self.is_stopping = False
 
     def start(self, account_id: str, response_id: str, task: asyncio.Task[Any]) -> None:
-        """Renews the response's row until the task ends, and cancels the task when a client has cancelled it."""
+        """Renews the response's row until the task ends, and cancels the task when a client cancels the response."""
         key = account_id, response_id
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
@@ -64,6 +64,6 @@ class BackgroundRuns:
 
 
 def _cancel_once(task: asyncio.Task[Any]) -> None:
-    """Cancels a run. A second cancellation would interrupt it while it ends its response in the ledger."""
+    """Cancels a run, but never twice: a second time could interrupt it while it records its end in the ledger."""
     if not task.cancelling():
         task.cancel()

@@ -2,11 +2,11 @@
 
 The replica that has computed the beginning of the conversation comes first.
 
-Gateways agree without a message: the order of replicas is a function of the conversation and of the replicas' names
-(rendezvous hashing, Thaler and Ravishankar 1998). A new replica moves only the conversations that it gets, a lost one
-only those that it had. A replica with far more requests than the mean is passed over (consistent hashing with bounded
-loads, Mirrokni et al., arXiv 1608.01350). Computing a prompt again costs less than waiting behind a full replica while
-others are idle.
+Gateways agree without exchanging messages: the order of replicas is a function of the conversation and of the replicas'
+names (rendezvous hashing, Thaler and Ravishankar 1998). When a replica is added, only the conversations that it gets
+move; when one is lost, only those that it had. A replica with far more requests than the mean is passed over
+(consistent hashing with bounded loads, Mirrokni et al., arXiv 1608.01350). Computing a prompt again costs less than
+waiting behind a full replica while others are idle.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BOUND = 1.25  # limit per replica, as a multiple of the mean number of requests
 def conversation_key(account_id: str, messages: Sequence[Mapping[str, Any]]) -> bytes:
     """Returns a digest that all requests of a conversation share.
 
-    It covers the account and the messages up to the user's first. The account is included because accounts do not share
-    cached prompts (docs/design/engine.md, Prefix reuse), and because many accounts send the same system prompt.
+    It covers the account and the messages up to the first user message. The account is included because accounts do not
+    share cached prompts (docs/design/engine.md, Prefix reuse), and because many accounts send the same system prompt.
     """
     before = len(list(takewhile(lambda message: message.get("role") != "user", messages)))
     return blake2b(json.dumps([account_id, *messages[: before + 1]]).encode(), digest_size=16).digest()
@@ -40,5 +40,8 @@ def replicas_for(conversation: bytes, running: Mapping[str, int]) -> list[str]:
 
 
 def load_bound(requests: int, replicas: int) -> int:
-    """Returns the number of requests at which a replica is passed over, for `requests` on `replicas` in total."""
+    """Returns the number of requests at which a replica is passed over.
+
+    `requests` is the number of requests on all `replicas` together.
+    """
     return max(MIN_BOUND, math.ceil(BOUND * requests / max(1, replicas)))

@@ -22,16 +22,16 @@ some of the reply and has not asked for `resume`. Once the next run is CALLED, t
 counted as produced.
 
 PRODUCING begins with the first token, even while its text is held back. Until then the engine caches no part of the
-prompt that another request could reuse at the cached price. Cancelling a prompt in CALLED therefore gives nothing away.
+prompt that another request could reuse at the cached price. A client therefore gains nothing by cancelling in CALLED.
 With several prompts, only those that have produced output are billed. A prompt that `echo` has returned counts as
 output. A request that is cancelled with only such output is settled as completed, because a cancelled request without
 an output token is free.
 
 A rejection by the replica, or a stored reply for a retry, gives everything back in any state. The exception is a
 rejection because of the request itself (422): it gives back the money, but the request and its prompt still count
-against the rate limits. A 503 before the first token also gives back what the request counted against them. A later
-failure does not, because clients could otherwise repeat its cause without limit. `complete` settles a finished request
-before the client sees its usage.
+against the rate limits. A 503 before the first token also gives back what the request counted against the rate
+limits. Any other failure of the call does not, because clients could otherwise repeat its cause without limit.
+`complete` settles a finished request before the client sees its usage.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Exchange:
         self._defaults = services.catalogue.defaults.get(chat.model, PLAIN)
         self.request_id = record.request_id
         self.backend = record.backend = services.catalogue.choose_backend(chat.model, caller.account_id, chat.beginning)
-        self.fingerprint = system_fingerprint(self.backend)  # includes the weights once a replica has started
+        self.fingerprint = system_fingerprint(self.backend)  # identifies the weights once a replica has started
         self.grant: Grant | None = None
         self.replayed: bytes | None = None
         self._admit = admit_for(
@@ -252,7 +252,7 @@ class Exchange:
             if self.replayed is not None:  # a retry through another gateway finished first: its reply is stored
                 raise self._replica_lost() from None
             return RunsAgain(self._runs.has_sent)
-        # A reply that is not streamed is sent at its end.
+        # Nothing of a reply that is not streamed is sent before its end.
         self._runs.has_sent = self._runs.has_sent or (self._chat.stream and event is not None)
         return event
 
@@ -274,7 +274,7 @@ class Exchange:
             if isinstance(event, Delta | ReplyParts | ChoiceEnded):
                 if self._runs.passes(event):
                     if self._has_echo:
-                        await asyncio.sleep(0)  # encoding a part of a long prompt takes milliseconds
+                        await asyncio.sleep(0)  # lets others run: encoding a part of a long prompt takes milliseconds
                     return event
                 continue
             if isinstance(event, Finished):
@@ -295,7 +295,7 @@ class Exchange:
         """Settles a finished request: when it returns, the usage is durable and may be shown. Raises ApiError.
 
         `body` is the whole reply, which is stored with the usage for a retry. `response` is stored with the usage for
-        its account.
+        later requests of the account.
         """
         self._state = State.ENDED
         reply = None if self._retry is None or body is None else self._retry.stored(body)
@@ -330,7 +330,7 @@ class Exchange:
         )
         services.calls.add(self._record)
         self._generation = Generation(services.backends, self.backend, call, self._record.phases)
-        self._record.leave = None if runs.has_sent else self._generation.leave  # only the same weights can continue
+        self._record.leave = None if runs.has_sent else self._generation.leave  # a begun reply needs the same weights
         self._state = State.CALLED
         first = await self._generation.next_event(left_s)
         if first is None:
@@ -338,15 +338,15 @@ class Exchange:
         return first
 
     def _rejected(self, rejected: Rejected) -> ApiError:
-        """Gives everything back, and returns the error of a request that its replica does not run."""
+        """Undoes the admission of a request that its replica has rejected, and returns the request's error."""
         if self._runs.to_continue and rejected.reason not in OF_THE_BACKEND:
-            self._give_back()  # the request is valid: part of its reply is sent, but this backend can't continue
+            self._give_back()  # part of the reply was sent, so the request is valid; this backend can't continue it
             return self._replica_lost()
         self._give_back(rejected)
         return rejection_error(rejected)
 
     async def _call_again(self, prompt_tokens: int) -> BackendEvent:
-        """Adjusts the hold to the counted prompt, which exceeds the estimate, and calls the replica again."""
+        """Adjusts the hold to the replica's count of the prompt, and calls the replica again."""
         assert self._generation is not None
         await self._generation.stop()
         self._state = State.HELD  # the replica has rejected the call, so nothing runs
@@ -359,7 +359,10 @@ class Exchange:
         return await self._call_backend(adjusted)
 
     def _moves_to_fallback(self) -> bool:
-        """Moves the request to the fallback if the chosen backend has no capacity. Returns whether it did."""
+        """Moves the request to its identifier's fallback, if there is one and no part of the reply was sent.
+
+        Returns whether it did.
+        """
         other = self._services.catalogue.fallback(self._chat.model, self.backend)
         if other is None or self._runs.has_sent:
             return False
@@ -390,7 +393,7 @@ class Exchange:
             raise self._replica_lost()
         assert self._generation is not None
         self._generation.cancel()
-        # From here on this run is not billed, whichever side gives up: its tokens were lost with the replica.
+        # From here on this run is not billed, even if the client hangs up: its tokens were lost with the replica.
         self._state, self._generation, self._usage, self._has_echo = State.HELD, None, NOTHING, False
         await asyncio.sleep(pause_s)
         failure, began = self._settlement(Outcome.FAILED), time.monotonic()
@@ -407,9 +410,9 @@ class Exchange:
             services.observer.runs_again(record)
         lost_run = self._runs.begin_next()
         if is_lost:
-            services.calls.add(lost_run)  # it counts against its backend
+            services.calls.add(lost_run)  # its failure counts against the backend
         self.request_id = record.request_id
-        if not self._runs.has_sent:  # otherwise only the same weights can continue
+        if not self._runs.has_sent:  # a begun reply needs the same weights
             self.backend = record.backend = services.catalogue.choose_backend(
                 self._chat.model, self._caller.account_id, self._chat.beginning
             )
@@ -421,10 +424,10 @@ class Exchange:
         return errors.replica_lost(stream=self._chat.stream)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Ends an exchange early, as the table of this module says. Callable while the request is being cancelled."""
+        """Ends an exchange early (see this module's table). Never waits, so it works during a cancellation."""
         client_gone = isinstance(error, asyncio.CancelledError | ClientGone)
         if self._state is State.ASKED or (self._state is State.HELD and not client_gone):
-            self._give_back()  # in ASKED it is unknown whether the limiter granted; releasing is harmless
+            self._give_back()  # in ASKED, the limiter may not have admitted it: a release is then harmless
             return
         lost = isinstance(error, ApiError) and error.status == 503
         unserved = lost and self._state is State.CALLED
@@ -446,7 +449,7 @@ class Exchange:
             self._generation.cancel()
         account_id, key_id = (self.grant.account_id, self.grant.key_id) if self.grant else (None, None)
         keeps_rate = rejected is not None and rejected.reason in (Rejection.CONTEXT, Rejection.INVALID)
-        # A prompt that a template or a grammar refuses was not counted: the estimate stands.
+        # If a template or a grammar refused the request, the prompt was not counted, so the estimate is charged.
         tokens = (rejected.prompt_tokens or self._admit.prompt_tokens) if rejected is not None and keeps_rate else 0
         end = Release(
             self.request_id,
@@ -478,11 +481,11 @@ class Exchange:
     ) -> None:
         assert self.grant is not None
         if outcome is not Outcome.COMPLETED and self._generation is not None:
-            # Events that had arrived when the client hung up were produced, so they are billed.
+            # Events that had arrived but were not read when the request ended were produced, so they count as usage.
             for event in self._generation.unread():
                 self._count_usage(event)
         usage = self._usage
-        # A parser may have held back produced text.
+        # Tokens may have been produced although the state is CALLED: a parser may have held back their text.
         refused = refused and not usage.completion_tokens and not self._has_echo
         if usage.reason is FinishReason.ERROR and not self._runs.has_sent:
             outcome = Outcome.FAILED  # the client hung up before the error could be sent

@@ -1,4 +1,4 @@
-"""`/` and `/favicon.ico`. Browsers get a page, programs get JSON."""
+"""Serves `/` and `/favicon.ico`. At `/`, browsers get a page and programs get JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Page = tuple[bytes, dict[str, str]]  # a page and its headers
 def front_routes(
     describe: Callable[[], Awaitable[dict[str, Any]]], page: Callable[[str], Awaitable[Page | None]]
 ) -> list[Route]:
-    """Returns the routes. `page` renders the page for the service's address, and returns None if no console runs."""
+    """Returns the routes. `page` gets the service's address and renders the page, or returns None without a console."""
 
     async def show(request: Request) -> Response:
         base = address_of(request)
@@ -46,7 +46,7 @@ async def icon(_: Request) -> Response:
 
 
 def brand_style(accent: str) -> str:
-    """Returns the style sheet of the brand's colour, `#RRGGBB`."""
+    """Returns the style sheet for the brand's colour, which is given as `#RRGGBB`."""
     red, green, blue = (int(accent[at : at + 2], 16) for at in (1, 3, 5))
     return f":root, [data-bs-theme] {{ --tblr-primary: {accent}; --tblr-primary-rgb: {red}, {green}, {blue}; }}\n"
 

@@ -1,4 +1,4 @@
-"""Handles retries under an `idempotency-key`: a finished request gets its stored reply and is not billed again.
+"""Handles retries under an `idempotency-key`: a retry of a finished request gets the stored reply and is not billed.
 
 For an account and an idempotency key, the limiter admits one request at a time. A reply is committed together with its
 charge, before the hold is released. So an admitted request finds the reply of the request before it, unless that
@@ -29,7 +29,7 @@ logger = logging.getLogger("ray.serve")
 # for usage. A reply above this limit is not stored, and a retry is a new request.
 MAX_BYTES: Final = 1024 * 1024
 
-# Stored replies per account, in each gateway. They are not billed, and the ledger reads each one.
+# Maximum stored replies that each gateway sends to an account per minute. They are free, and the ledger reads each one.
 REPLAYS_PER_MINUTE: Final = 300
 
 MAX_KEY_LENGTH: Final = 255  # a promise to clients, and a limit on what the service stores for a day

@@ -1,7 +1,7 @@
-"""Runs a gateway's background work: follows the ledger's models and weights, and stops using failing backends.
+"""Runs a gateway's background work: follows the ledger's models and traffic weights, and ejects failing backends.
 
-Each gateway decides by itself which backends it uses. A rollback changes the weights for all gateways, so it goes
-through the ledger: the first gateway makes it, and the others find it already made.
+Each gateway decides by itself which backends it uses. A rollback changes the weights for all gateways, so it is written
+to the ledger: the first gateway does this, and the others find it done.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Lifecycle:
         self._status: Mapping[str, Mapping[str, Any]] | None = None  # None: not known yet
         self._judged: set[str] = set()  # running requests that have a verdict
         self._down: dict[str, set[str]] = {}  # by identifier: backends that do not run while another one does
-        self._exported: dict[tuple[str, str], bool] = {}  # whether ejected
+        self._exported: dict[tuple[str, str], bool] = {}  # whether exported as ejected
         self._ledger_is_unavailable = False
         self._has_read = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,7 +116,7 @@ class Lifecycle:
         return status
 
     async def read_status(self) -> None:
-        """Asks Serve which backends run, and makes it start and stop the backends of the ledger."""
+        """Asks Serve which backends run, and starts or stops backends to match the ledger."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 status = await self.status()
@@ -209,9 +209,9 @@ class Lifecycle:
                 self._exported[key] = is_out
 
     async def _roll_back(self, ejection: Ejection) -> None:
-        """Undoes, for all gateways, the roll-out that gave the backend its share.
+        """Undoes, for all gateways, the roll-out that raised the backend's share.
 
-        Retries while the ledger is unavailable, as long as the backend is out.
+        Retries while the ledger is unavailable, as long as the backend is ejected.
         """
         await _retry_until_done(lambda: self._try_roll_back(ejection))
 
@@ -232,7 +232,7 @@ class Lifecycle:
         except (Unavailable, LedgerUnavailable, TimeoutError):
             return False
         except LedgerError as error:
-            # The traffic was changed meanwhile, or cannot be restored. The backend stays out until an operator decides.
+            # The traffic was changed meanwhile, or cannot be restored. The backend stays ejected until probes succeed.
             logger.error("%s: the traffic was not rolled back: %s", identifier, error)
             return True
         logger.error("%s: rolled back to version %d: %s", identifier, restored.version, command.reason)

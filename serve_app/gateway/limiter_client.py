@@ -78,7 +78,7 @@ class LimiterClient:
         self._look_ups: Coalescer[str, str | None] = Coalescer(
             self._find_accounts, timeout_s=LOOK_UP_TIMEOUT_S, most=KEYS_PER_QUERY
         )
-        self._routes: dict[str, _Shard] = {}  # by request: open, or being admitted
+        self._routes: dict[str, _Shard] = {}  # by request that is open or being admitted
         self._shards = tuple(_Shard(limiter, self, index, len(limiters)) for index, limiter in enumerate(limiters))
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class LimiterClient:
 
     @property
     def disagreement(self) -> str | None:
-        """Reason why nothing is admitted: this or another gateway has a wrong number of limiter shards."""
+        """Reason why nothing is admitted: the number of limiter shards differs. None if it does not."""
         return next((shard.disagreement for shard in self._shards if shard.disagreement is not None), None)
 
     async def ask(self, ask: Admit | Adjust | Identify | Status) -> Any:
@@ -123,7 +123,7 @@ class LimiterClient:
         return tuple(await asyncio.gather(*(shard.live(ask) for shard in self._shards)))
 
     def opened(self, admit: Admit, grant: Grant, at: float) -> None:
-        """Keeps the grant's hold alive from here on. `at` is when the request began, in Unix time."""
+        """Keeps the grant's hold alive from here on. `at` is the start of the request, in Unix seconds."""
         self._shard_of(grant.account_id).open[grant.request_id] = OpenHold(
             request_id=grant.request_id,
             account_id=grant.account_id,
@@ -144,7 +144,7 @@ class LimiterClient:
             shard.adopt([hold for hold in holds if self._shard_of(hold.account_id) is shard])
 
     def disown(self, request_ids: Sequence[str]) -> None:
-        """Stops keeping holds alive that another gateway has adopted."""
+        """Stops renewing the holds of these requests, because another gateway has adopted them."""
         for request_id in request_ids:
             self._routes.pop(request_id, None)
             for shard in self._shards:
@@ -239,7 +239,7 @@ class _Shard:
         # only the keys that are being looked up.
         self._look_ups: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._renewing: asyncio.Task[None] | None = None
-        # Requests whose holds are posted in the ledger. None: unknown, because an ended limiter may have posted some.
+        # Requests whose holds are posted in the ledger. None: unknown. A limiter that shuts down also posts holds.
         self._posted: frozenset[str] | None = None
         self._posted_at = 0.0
         self._posted_under = 0  # the epoch when the holds were posted
@@ -355,7 +355,7 @@ class _Shard:
         return answer.epoch is not None
 
     def _post(self, holds: tuple[OpenHold, ...]) -> None:
-        """Posts the holds in the ledger in place of the previous ones, unless that is done or in progress."""
+        """Replaces this gateway's posted holds in the ledger, unless they are up to date or being replaced."""
         is_due = self._posted != {hold.request_id for hold in holds} or self._posted_under != self._epoch
         is_due |= bool(holds) and boottime() - self._posted_at > POST_AGAIN_S
         if is_due and (self._posting is None or self._posting.done()):
@@ -391,5 +391,6 @@ class _Shard:
             except Exception:
                 logger.exception("renewing holds failed")
                 continue
-            # While no limiter of this service admits, a limiter of another service may take over.
+            # While no limiter of this service admits, one of another service on the same ledger may take over. It reads
+            # the posted holds.
             self._post(() if admits else tuple(self.open.values()))

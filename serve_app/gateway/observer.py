@@ -34,7 +34,7 @@ class Observer:
         self._counted.add(metrics.DOOR_REQUESTS, 1, path)
 
     def first_token(self, record: RequestRecord, seconds: float) -> None:
-        """Records the seconds from arrival to the first token. Called at once: the request may run for minutes."""
+        """Records the seconds from arrival to the first token. Called then: the reply may take minutes more."""
         self._counted.observe(metrics.FIRST_TOKEN_SECONDS, seconds, record.model, record.backend)
 
     def gap(self, record: RequestRecord, seconds: float) -> None:

@@ -1,10 +1,10 @@
-"""Limits how often a key may query models, balance, usage and its account, which share the ledger's readers.
+"""Limits how often a key may query models, balance, usage and its account. These queries share the ledger's readers.
 
 Requests that tokenize have limits of the same kind (`token_endpoint.py`).
 
-Of an account's queries, only a few run at the same time, so that many at once do not delay other accounts' requests.
-Each gateway counts separately, so a key may send N times as many queries to N gateways. This is enough to protect each
-gateway, and to keep a single key from filling the ledger's pool.
+Only AT_ONCE queries of an account run at the same time, so that a burst does not delay other accounts' requests. Each
+gateway counts separately, so a key may send N times as many queries to N gateways. This still protects each gateway,
+and keeps a single key from occupying all of the ledger's readers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serve_app.contracts.limiting import Identity, Window
 from serve_app.contracts.rates import Bucket
 from serve_app.gateway.web import duration
 
-KEYS_OF_AN_ACCOUNT: Final = 4  # number of keys that may use their full rate at the same time
+KEYS_OF_AN_ACCOUNT: Final = 4  # limit of an account, as a multiple of a key's limit
 AT_ONCE: Final = 2  # running queries of an account; further ones wait
 MAX_BUCKETS: Final = 20_000  # about 4 MB; the least recently used bucket is evicted first
 
@@ -47,7 +47,7 @@ class QueryRates:
         self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def place(self, identity: Identity) -> asyncio.Semaphore:
-        """Returns the account's places, one of which a query holds while it runs."""
+        """Returns the account's semaphore. Each query holds it while it runs."""
         return self._places.setdefault(identity.account_id, asyncio.Semaphore(AT_ONCE))
 
     def count(self, identity: Identity) -> None:
@@ -62,7 +62,7 @@ class QueryRates:
         of_account.charge(now, 1)
 
     def charge(self, identity: Identity, queries: int) -> None:
-        """Counts further `queries` for an answer that cost more than one. Later queries have to wait longer."""
+        """Counts `queries` more, because one query cost as much as several. Later queries then wait longer."""
         now = self._clock()
         self._bucket(f"key {identity.key_id}", self.per_minute).charge(now, queries)
         self._bucket(f"account {identity.account_id}", KEYS_OF_AN_ACCOUNT * self.per_minute).charge(now, queries)

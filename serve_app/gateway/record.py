@@ -71,7 +71,7 @@ class RequestRecord:
 
     @property
     def first_request_id(self) -> str | None:
-        """The id of the first of several runs, which a resumed stream keeps; None if there was only one."""
+        """The id of the first run, which a resumed stream keeps; None if there was only one run."""
         return self.request_id.rpartition("-")[0] if self.reruns else None
 
     def run_again(self, request_id: str, *, continues: bool) -> RequestRecord:
@@ -92,7 +92,7 @@ class RequestRecord:
         self.completion_tokens = settlement.completion_tokens
 
     def take(self, event: object) -> None:
-        """Records what an event of the reply says beyond its tokens."""
+        """Records an event's replica, tool calls, text and finish reason. Its tokens are counted elsewhere."""
         if isinstance(event, Started):
             self.replica = event.replica
         elif isinstance(event, ReplyParts):

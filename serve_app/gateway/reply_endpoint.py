@@ -53,7 +53,7 @@ Encoder = StreamEncoder | WholeReplyEncoder
 Result = TypeVar("Result")
 
 MAX_JOINED: Final = 32  # events of a reply that are written together
-LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
+LINE_FEED: Final = b"\n"  # sent before a slow whole reply: JSON may begin with whitespace (RFC 8259)
 
 # One body at a time: parsing holds the interpreter lock, and the event loop must keep running.
 PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
@@ -87,7 +87,7 @@ class ReplyEndpoint:
 def new_digits() -> str:
     """Returns the 32 hexadecimal digits of a request's id, which are also those of its trace.
 
-    Ids sort by time, to the millisecond. The ledger's index of ids therefore grows at its end, however large it is.
+    Ids sort by time, to the millisecond, so new ids are added at the end of the ledger's index.
     """
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
@@ -142,7 +142,7 @@ class ReplyToRequest:
             record.close()
 
     async def _read_request(self, caller: Caller) -> tuple[ChatRequest, Retry | None]:
-        """Identifies the key first, and then reads the body. Slow work on the body runs outside the event loop."""
+        """Identifies the key unless it is confirmed, and reads the body. Slow parsing runs outside the event loop."""
         settings = self._services.settings
         reader = BodyReader(self._request, settings.max_body_bytes, settings.body_timeout_s)
         sender_max = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)

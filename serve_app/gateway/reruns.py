@@ -1,21 +1,21 @@
 """Runs a request again on another replica after its replica is lost: how often, after what pause, and under what id.
 
-A run produces the reply from the start. If the client has asked for `resume`, the run continues the text that was
-sent (`sent_tokens.py`).
+The new run produces the reply from the start or, if the client has asked for `resume`, continues the text that was sent
+(`sent_tokens.py`).
 
 For the limiter, the replicas and the ledger, each run is a separate request with a separate id. Before the next run is
 admitted, the ledger records the lost run as failed, under the id that its replica knows. The lost replica may still try
 to settle that run later: from a line in its spool, or for a stream whose gateway it believes dead. It then finds the id
-settled and bills nothing. The next run has an id that no process knows. So at each moment at most one run can be
-billed, whichever process dies.
+settled and bills nothing. The next run has a new id, which no other process knows. So at each moment at most one run
+can be billed, whichever process dies.
 
 The next run starts only when the ledger has confirmed the failure. If the failure is only in this gateway's spool, or
 if the replica has settled the run first, two runs could be billed. In these cases the request fails, and its client
 must send it again.
 
-Two consecutive messages in the ordered stream to the limiter first release the lost run's hold and what it counted
-against the rate limits, then admit the next run. The account's other requests find no gap in between, and nothing
-counts twice.
+The gateway sends the limiter two consecutive messages in one ordered stream. The first releases the lost run's hold and
+what the run counted against the rate limits; the second admits the next run. No other request of this gateway comes in
+between, and nothing counts twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunsAgain:
 class Runs:
     """The runs of one request, and the part of the reply that its client has.
 
-    `resumable`: the replica reports tokens.
+    `resumable`: whether the replica reports tokens.
     """
 
     def __init__(self, record: RequestRecord, *, resumable: bool) -> None:
@@ -51,7 +51,7 @@ class Runs:
         self._sent = SentTokens() if resumable else None
         self.has_sent = False  # some of the reply may have reached the client
         self.reply_id = record.request_id  # the id of the run that began the client's reply
-        self.first_token_by = 0.0  # on the monotonic clock; 0: not known yet
+        self.first_token_by = 0.0  # when the first token is due, on the monotonic clock; 0: unknown
 
     @property
     def left_s(self) -> float:

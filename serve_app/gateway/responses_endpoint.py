@@ -1,6 +1,6 @@
-"""Handles requests to POST /responses: as `reply_endpoint` does, with errors and streams of this format.
+"""Handles requests to POST /responses, like `reply_endpoint`, but with the errors and streams of this format.
 
-A response is stored together with the settlement of its request, so it is stored only if it is billed as complete.
+A complete response is stored together with the settlement of its request, so it is stored only if it is billed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _STORED: Final = ThreadPoolExecutor(max_workers=2, thread_name_prefix="stored")
 LOOK_UPS_PER_MINUTE: Final = 3000
 """Maximum number of stored responses to which an account's requests may refer per minute, in each gateway.
 
-The ledger reads each of them before the request has a hold. A response counts as one more for each LOOK_UP_BYTES.
+The ledger reads them before the request has a hold. A response counts once more for each LOOK_UP_BYTES of its size.
 """
 LOOK_UP_BYTES: Final = 64 * 1024
 
@@ -179,8 +179,8 @@ class ReplyToResponses(ReplyToRequest):
     ) -> None:
         """Starts a run, and sends its response with the status `queued` or `in_progress`.
 
-        A request that is refused within BEGIN_S gets the status of the refusal. A client that hangs up before the
-        response is stored ends the run.
+        A request that is refused within BEGIN_S gets the HTTP status of the refusal. If the client hangs up before the
+        response is stored, the run is cancelled.
         """
         account_id = (await caller.identify()).account_id
         if not self._may_store(account_id):
@@ -274,7 +274,7 @@ class Run:
         self.head = ReplyHead(record.request_id, int(time.time()), chat.model, "")
         self.has_begun = asyncio.Event()  # a replica has taken the request
         self.is_refused = False  # whether the gateway has refused the request after `run` has begun
-        self._is_due = False  # whether the client gets an id: the response must then end in the ledger
+        self._is_due = False  # whether the client gets an id: the ledger must then record the response's end
         self._is_stored = asyncio.Event()
         self._reply = WholeResponse(chat, stored=True)
 
@@ -352,7 +352,7 @@ class Run:
         return b""
 
     async def _end(self, status: str, error: ApiError | None = None) -> None:
-        """Ends the response in the ledger.
+        """Records the end of the response in the ledger.
 
         If the ledger stays unavailable, readers treat the response as failed, because its row is no longer renewed.
         """

@@ -15,7 +15,7 @@ class SentTokens:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.is_complete = True  # the replica reports tokens; one of an earlier release does not
+        self.is_complete = True  # `tokens` has them all; replicas of an earlier release do not report tokens
         self.kept: list[Delta | ReplyParts] = []  # events that wait for the end
 
     def take(self, event: Delta | ReplyParts | ChoiceEnded) -> bool:

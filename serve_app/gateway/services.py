@@ -28,10 +28,10 @@ class Services:
     backends: BackendPort
     observer: Observer
     tracing: Tracing | None = None
-    orphan_delay_s: float = 2.0  # a replica settles an interrupted stream after this time, unless this gateway has
+    orphan_delay_s: float = 2.0  # a replica settles an interrupted stream if this gateway has not done so by then
     clock: Callable[[], float] = time.monotonic  # seconds, to time requests
     background: BackgroundRuns = field(init=False)
-    calls: set[RequestRecord] = field(default_factory=set)  # sent to backends; `Lifecycle` removes ended ones
+    calls: set[RequestRecord] = field(default_factory=set)  # requests at backends; `Lifecycle` removes ended ones
 
     def __post_init__(self) -> None:
         self.background = BackgroundRuns(self.settlements)

@@ -53,7 +53,7 @@ logger = logging.getLogger("ray.serve")
 RETRY_S = 0.1  # between two calls to the ledger for one settlement
 REPLAY_S = 0.5  # between two replays while the ledger is unavailable
 ADOPT_S = 1.0  # maximum time until a dead gateway's spool is found: less than the leases of its holds
-REPLAY_BATCH = 256  # settlements that accounting commits together: live and replayed ones take turns
+REPLAY_BATCH = 256  # settlements per batch of a replay; live and replayed settlements take turns
 FIND_TIMEOUT_S = 10.0  # to find a stored reply: the request waits, and nothing has been computed yet
 DISK_TIMEOUT_S = 60.0  # after this time without a flush the disk counts as broken
 FULL = 0.9  # share of the spool's limit; the rest is for requests that already run
@@ -113,7 +113,7 @@ class Settlements:
     def start(self) -> None:
         """Starts to replay this gateway's spool, and the spools that dead gateways left behind.
 
-        Holds of dead gateways are announced before this gateway asks for anything else.
+        Announces the holds of dead gateways to the limiter before any other message.
         """
         self._is_leaving = False
         self._adopt(self.spool.adopt_orphans())
@@ -176,7 +176,7 @@ class Settlements:
     async def take_over(self, batch: list[Settlement]) -> bool:
         """Takes over the settlements, and their holds, of a gateway that is being removed.
 
-        Returns whether all of them are on this gateway's disk, which then settles them.
+        Returns whether all of them are on this gateway's disk. This gateway then settles them.
         """
         if self._replaying is None or self._is_leaving or self.is_full:
             return False
@@ -204,8 +204,8 @@ class Settlements:
         the settlement is in the spool, whose replay releases the hold, or when it is stuck in the ledger.
 
         Raises SpoolFull when neither the ledger nor the spool has the settlement. `is_full` is then true. The client of
-        a complete reply gets an error, so the request is recorded as failed. This, and the release of the hold, happen
-        when the ledger is back. Raises RuntimeError when the ledger refuses the settlement, or has neither booked it
+        a complete reply gets an error, so the request is settled as failed. It is settled, and its hold released, when
+        the ledger is back. Raises RuntimeError when the ledger refuses the settlement, or has neither booked it
         nor set it aside. The caller must then release the hold.
         """
         started = time.monotonic()

@@ -35,7 +35,7 @@ from serve_app.gateway.web import BodyReader, ClientGone, Sender, Share, error_r
 logger = logging.getLogger("ray.serve")
 
 PER_QUERY: Final = 10  # the rate limit of a key, as a multiple of `queries_per_minute`
-BYTES_OF_A_REQUEST: Final = 16 * 1024  # a body counts as one more request for each multiple of this size
+BYTES_OF_A_REQUEST: Final = 16 * 1024  # each time a body contains this many bytes, it counts as one more request
 MAX_AT_ONCE: Final = 4  # requests of one account
 ANSWER_S: Final = 60.0  # maximum time to wait for the replica
 

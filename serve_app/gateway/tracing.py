@@ -1,4 +1,4 @@
-"""Builds the trace of a request as its gateway saw it: a span for the request, and one for each process it asked.
+"""Builds the trace of a request as its gateway saw it: a span for the request, and one per call to another process.
 
 A trace is kept if the client asks for it, if the request is in the random sample, or if it failed or was slow. The last
 two are known only at the end, so all spans are built then. The spans of the replica (`model/reply_trace.py`) are
@@ -43,7 +43,7 @@ class Tracing:
         self._wall = wall
 
     def begin_call(self, record: RequestRecord) -> TraceCall:
-        """Returns the trace's part of the call to the replica."""
+        """Returns the tracing data to send with the call to the replica."""
         record.call_span_id = record.call_span_id or secrets.token_hex(8)  # a repeated call keeps the id
         is_chosen = self._is_chosen(record)
         return TraceCall(record.trace.trace_id, record.call_span_id, 0.0 if is_chosen else self._slow_s())

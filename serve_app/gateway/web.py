@@ -130,7 +130,7 @@ class RequestContext:
             starts = message["type"] in ("http.response.start", "websocket.http.response.start")
             started = started or starts
             if starts and message["status"] >= 400 and not scope["state"].get("identified") and _has_body(scope):
-                # The connection could be reused only after the body, which is not processed for unidentified senders.
+                # Closes the connection instead of waiting for the rest of an unidentified sender's body.
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             if starts and scope["path"] in MESSAGES_PATHS:
                 message["headers"] = [*message["headers"], (b"request-id", request_id.encode("latin-1"))]
@@ -180,8 +180,8 @@ class Bodies:
 
     def begin(self, share: Share) -> None:
         mine = self._shares.setdefault(share.sender, [])
-        # In a burst of requests, most bodies are incomplete for a moment. A sender that is not slow may therefore have
-        # four times as many.
+        # In a burst of requests, most bodies are incomplete for a moment. The limit is therefore four times as high for
+        # a sender that is not slow.
         is_slow = bool(mine) and share.began - mine[0].began > MOMENT_S
         if len(mine) >= MAX_BODIES_PER_KEY * (1 if is_slow else 4):
             raise errors.too_many_bodies("Too many of your request bodies are incomplete. Finish sending them first.")
@@ -202,7 +202,7 @@ class Bodies:
 class Share:
     """One body's part of `bodies`, for the duration of a `with` block.
 
-    `most` is the maximum bytes of all bodies, `most_of_sender` of one sender's bodies.
+    `most` is the maximum number of bytes of all bodies together, `most_of_sender` that of one sender's bodies.
     """
 
     def __init__(self, bodies: Bodies, sender: str, most: int, most_of_sender: int) -> None:
@@ -427,7 +427,7 @@ def request_id_of(scope: Scope) -> str:
 
 
 def with_request_id(scope: Scope) -> Scope:
-    """Returns the scope with `request_id_of` as its only `x-request-id`, for a server that repeats what it finds."""
+    """Returns the scope with `request_id_of` as its only `x-request-id`, for a server that copies this header."""
     others = [pair for pair in scope["headers"] if pair[0] != b"x-request-id"]
     return {**scope, "headers": [*others, (b"x-request-id", request_id_of(scope).encode())]}
 

@@ -2,9 +2,9 @@
 
 Every well-formed key is looked up, whatever other senders at its address have sent. A valid key is therefore never
 refused because of other clients. This matters where no proxy records addresses and many clients share one. Wrong keys
-cannot exhaust the look-ups, because one query to the ledger answers for all keys that wait. After too many wrong keys
-from an address, its unknown keys are looked up at the next beat, all in one query. So the address cannot raise the
-number of queries.
+cannot exhaust the look-ups, because one query to the ledger looks up all keys that wait. After too many wrong keys
+from an address, its unknown keys wait for the next beat, at most BEAT_S, and are looked up in one query. So the address
+cannot raise the number of queries.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WrongKeys:
             _remember_bounded(self._wrong, digest, self._clock() + WRONG_FOR_S, self._most_keys)
 
     def right(self, digest: str) -> None:
-        """Remembers a valid key. If the limiter has forgotten it, it is looked up at once."""
+        """Remembers a valid key. If the limiter forgets it, the next look-up does not wait for a beat."""
         _remember_bounded(self.right_keys, digest, None, self._most_keys)
 
     def count(self, address: str) -> float:

@@ -198,7 +198,7 @@ class Launch:
         )
 
     def prepare_models(self, config: dict[str, Any]) -> None:
-        """Creates the files that a model needs besides its own, once. Here, the operator sees the progress."""
+        """Creates missing files that models need besides their own. The launcher does this, to show the progress."""
         for application in config.get("applications") or []:
             args = application.get("args") or {}
             if not isinstance(args, dict) or "model" not in args:
@@ -231,8 +231,8 @@ class Launch:
         run_config.write_text(self._as_yaml(config))
         if vars(self.options).get("model") is not None:
             print_progress(f"the configuration is {run_config}: copy it to change it")
-        # The path must be short, because the folder holds sockets: HAProxy allows 97 bytes, of which Serve adds 68.
-        # The folder is closed to other users. Ray opens its own folder, which is inside, to all users.
+        # The path must be short, because the folder contains sockets: HAProxy allows paths of 97 bytes, and Serve adds
+        # 68 bytes. mkdtemp closes the folder to other users. Ray's folder inside it is open to all users.
         temporary = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self.metrics_port = preflight.free_port()
         self.haproxy_port = preflight.free_port(9101)
@@ -294,7 +294,7 @@ class Launch:
         raise LaunchError(f"the service was not ready within {self.ready_s:.0f} s; see {self.logs}")
 
     def _failed_start(self, client: httpx.Client) -> str:
-        """Returns which replica could not start and why, while Serve starts it again; empty if none failed.
+        """Returns a message about a replica that failed to start, while Serve starts it again; empty if none failed.
 
         Raises LaunchError as soon as Serve gives up on an application.
         """
@@ -343,7 +343,7 @@ class Launch:
 
 
 def _last_line(described: dict[str, Any]) -> str:
-    """Returns the last line of Serve's message about an application or a deployment: the error of a traceback."""
+    """Returns the last line of Serve's message about an application or a deployment: the error, for a traceback."""
     lines = [line.strip() for line in described.get("message", "").splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"
 

@@ -27,7 +27,8 @@ from serve_app.local_run import HAPROXY
 HAPROXY_HARD_STOP_S = 900  # HAProxy's old workers must outlive the longest stream
 HAPROXY_MAXCONN = 20_000
 # The second line limits the time for a request's head. Without it, HAProxy waits an hour, and a few thousand idle
-# connections block all clients. Serve has no setting for it, but copies this setting verbatim into the same section.
+# connections block all clients. Serve has no setting for this timeout, but copies the text of this setting into the
+# section where the timeout belongs.
 HAPROXY_RETRY_ON = "conn-failure\n    timeout http-request 10s"
 # Ray calls the wrapper with `-db -f CONFIG …`.
 HAPROXY_WRAPPER = """\
@@ -58,7 +59,7 @@ def driver_environment(
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HAPROXY_HARD_STOP_S),
         "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections()),
         "RAY_SERVE_HAPROXY_RETRY_ON": HAPROXY_RETRY_ON,
-        # The only load balancer is this machine's HAProxy, which learns of changes at once.
+        # A short time is enough: the only load balancer, this machine's HAProxy, learns of changes at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Models run at the user's own priority; every other process yields to them (deployments/priority.py).
@@ -115,7 +116,8 @@ def driver_environment(
 def most_connections() -> int:
     """Returns HAProxy's maximum number of connections.
 
-    Each connection takes two files and half a pipe. HAProxy does not start with more than the system allows.
+    Each connection takes 2.5 files, counting sockets and pipes. HAProxy does not start if it needs more files than the
+    system allows.
     """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:

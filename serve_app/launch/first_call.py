@@ -30,7 +30,7 @@ class FirstCall:
 def first_call(
     home: Path, base_url: str, operator_key: str, verify: ssl.SSLContext | bool = True, console: str | None = None
 ) -> FirstCall:
-    """Returns what the first user needs. `console` is the console's path; None: the console is off.
+    """Returns the API key and the links for the first user. `console` is the console's path; None: the console is off.
 
     The first start creates the account and its key through `/admin`; later starts read the key from the state folder.
     """
@@ -79,7 +79,7 @@ def _first_account(client: httpx.Client, home: Path) -> str:
 
 
 def _wait_for_console(client: httpx.Client, console: str) -> None:
-    """Waits until the console answers, at most CONSOLE_S. After that, the link works once the console has started."""
+    """Waits until the console answers, at most CONSOLE_S. If it starts later, the link works from then on."""
     deadline = time.monotonic() + CONSOLE_S
     while client.get(f"{console}/sign-in").status_code != 200 and time.monotonic() < deadline:
         time.sleep(0.3)

@@ -29,13 +29,13 @@ class Gpu:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs use much of its memory."""
+        """Whether other programs use more than 5% of its memory."""
         return self.free < 0.95 * self.memory
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The GPUs that the service may use. If there are none for a known reason, `remark` tells the operator."""
+    """The GPUs that the service may use. If there are none, `remark` tells the operator why, if the reason is known."""
 
     gpus: tuple[Gpu, ...]
     remark: str = ""

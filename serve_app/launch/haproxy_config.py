@@ -17,8 +17,8 @@ Requests with a key that got a chat reply in the last ten minutes count for the 
 for their address. A key is the digest of the header that the gateway reads: the first authorization header, or the
 first x-api-key header if there is none. The header is never captured, because HAProxy's log would show it.
 
-Refused requests are those that a gateway answers with 4xx, 503 or 529. A client that hangs up, a reply that is cut and
-any other failure count as neither refused nor served.
+Refused requests are those that a gateway answers with 4xx, 503 or 529. Requests that fail in another way, for example
+because the client hangs up or the reply is cut, count as neither refused nor served.
 
 The script uses only the standard library and is fast: HAProxy waits for it on each reload.
 """
@@ -31,17 +31,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 COUNT = 64  # lanes of each kind: two addresses rarely share one
-TOKEN_PATHS = "/first/ /invitations/ /reset/ /sign-up/"  # in the console's paths, in front of a token
+TOKEN_PATHS = "/first/ /invitations/ /reset/ /sign-up/"  # parts of the console's paths before a token
 MIN_PIECE = 8192  # bytes; without a minimum, HAProxy forwards a slowed body in pieces of a few bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """When HAProxy slows down an address or a key, and how.
+    """Limits that decide when HAProxy slows down an address or a key, and how much.
 
     A sender is slow if, within 10 s, more of its requests were refused than `refused` plus `per_reply` for each chat
-    reply. Requests of a slow address take its lane. A slow key may send `refused` requests plus 1 + `per_reply` for
-    each chat reply to the gateways in 10 s; its other requests get 429.
+    reply. Requests of a slow address take its lane. In 10 s, a slow key may send `refused` requests to the gateways,
+    and 1 + `per_reply` more for each chat reply; its other requests get 429.
     """
 
     refused: int = 50
@@ -49,7 +49,7 @@ class Lanes:
     delay_ms: int = 800  # delay of each request of a lane, and of each 429
     at_once: int = 32  # maximum requests of a lane at the gateways; the delay allows 40 a second
     waiting: int = 400  # maximum open requests of a slow address or key, about ten seconds' worth
-    # Larger requests take separate lanes, because a body of this size fills HAProxy's buffer, which ends the delay.
+    # Larger requests take separate lanes, because HAProxy ends the delay when a body fills its buffer.
     large_bytes: int = 8192
     large_bytes_per_s: int = 2_000_000  # maximum upload rate of one address
     large_at_once: int = 4

@@ -66,7 +66,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The operator's options. For None, `choose` decides."""
+    """The operator's options. `choose` decides on those that are None."""
 
     engine: str | None = None
     gpus: int | None = None

@@ -23,7 +23,7 @@ ANY_ADDRESS = {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": 
 
 @dataclass(frozen=True)
 class Service:
-    """The metrics endpoints of a running service: the file of Ray's targets, and HAProxy's address if it has one."""
+    """The metrics endpoints of a running service: the file of Ray's targets, and HAProxy's address if HAProxy runs."""
 
     ray_targets: Path
     haproxy: str | None

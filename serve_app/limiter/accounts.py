@@ -17,7 +17,7 @@ from serve_app.limiter.holds import Charge, Hold
 
 
 class LimitBucket(Bucket):
-    """The bucket of one declared rate: an account's, or a key's in addition to its account's."""
+    """The bucket for one rate limit of an account or a key. A key's requests also count in its account's buckets."""
 
     __slots__ = ("name", "of_key", "rate")
 
@@ -69,15 +69,15 @@ class Account:
 
     Two cases are not covered. When an operator lowers a balance, this is known here only once the snapshot arrives. And
     a hold is freed when its lease expires, settled or not. Before that, one of three things must happen to the request
-    of a dead gateway: it is settled, it is certain that it never will be, or another gateway takes over the hold
-    together with the spool.
+    of a dead gateway: it is settled, it becomes certain that it will never be settled, or another gateway takes over
+    the hold together with the spool.
 
     Why this stays true with grants that expire: the balance contains the remainder of each grant (`expiring`) until the
     ledger removes it, long after the expiry. A request may be paid from a grant that had not expired when the request
     began, and each charge uses the grant that expires soonest. So only the holds opened before the expiry can use an
     expired remainder. The part that exceeds these holds cannot be used at all (`expired`). A grant that is usable for
-    one hold is also usable for every earlier hold. So no other order can assign more to the holds than the order of
-    expiry.
+    one hold is also usable for every earlier hold. So the holds can use the most if the remainders are assigned to them
+    in the order of expiry.
 
     A settlement reports the balance, but not the grants in it. So `expiring` may be older than `balance`, and contain
     remainders from before some charges. Such remainders are too large, so too much is subtracted from `free`, which is
@@ -89,7 +89,7 @@ class Account:
 
     account_id: str
     contract: Contract  # the limits that apply now
-    snapshot: AccountSnapshot | None = None  # the last one applied; holds count before it, too
+    snapshot: AccountSnapshot | None = None  # the last one applied; while it is None, holds count already
     balance: int | None = None  # nano-units; None until a snapshot was applied
     version: int = -1
     held: int = 0  # nano-units
@@ -117,7 +117,7 @@ class Account:
             self._recharge_announced(now)
 
     def _recharge_announced(self, now: float) -> None:
-        """Charges the holds announced before the first snapshot again, now that the account's own limits are known."""
+        """Recharges the holds announced before the first snapshot, now that the account's own limits are known."""
         for bucket in self.tokens:
             bucket.tat = -inf
         for hold in self.holds.values():
@@ -136,8 +136,8 @@ class Account:
     def update_balance(self, balance: int, version: int) -> None:
         """Sets the balance after a settlement, unless a newer one is known.
 
-        While the balance is unknown, this keeps only the version: a look-up that was read before this settlement must
-        be ignored as old. Whether the account is active is known only from `apply`.
+        While the balance is unknown, stores only the version, so that a look-up read before this settlement is ignored
+        as old. The first balance must come from `apply`, which also learns whether the account is active.
         """
         if version > self.version:
             self.version = version
@@ -156,7 +156,7 @@ class Account:
             return 0
         rest = claimed = 0
         for expires_at, left in expiring:
-            last = expires_at - CLOCK_SKEW_S  # the ledger compares with the time on a gateway's clock
+            last = expires_at - CLOCK_SKEW_S  # a gateway's clock decides whether a request began before the expiry
             if last > at:
                 break
             before = sum(hold.amount for hold in self.holds.values() if hold.opened_at < last)
@@ -209,18 +209,18 @@ class Key:
     what the key has spent, as of the hold's settlement or later. Older figures are ignored. So each charge is taken
     from `left` at least once. A charge counts in the period in which its request ends, and requests can run past the
     end of a period. So the holds of all open requests are taken from the budget of the current period. A charge then
-    fits into the next period as well as into the one in which it was admitted.
+    fits into the next period as well as into the one in which its request was admitted.
 
-    Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because a gateway may still let a request
-    end in it. Meanwhile the ledger may already report what was spent in the next period. This counts at once, but the
-    ledger then no longer reports the period that is ending here. So the last figure for the ending period keeps
+    Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because by a gateway's clock, a request
+    may still end in it. Meanwhile the ledger may already report what was spent in the next period. This counts at once,
+    but the ledger then no longer reports the period that is ending here. So the last figure for the ending period keeps
     counting, and every hold that is removed counts as spent in full (`freed`). Without such a figure, the rest of the
     budget is unknown until the period has ended here, too (`unsure_s`).
     """
 
     account: Account
     key_id: str
-    snapshot: KeySnapshot | None = None  # the last one applied; holds count before it, too
+    snapshot: KeySnapshot | None = None  # the last one applied; while it is None, holds count already
     networks: tuple[Network, ...] | None = None  # allowed networks; None: any
     held: int = 0  # nano-units
     open: int = 0  # requests
@@ -283,7 +283,7 @@ class Key:
 
     def _spend(self, spent: int, period: str, version: int) -> None:
         if period != self.spent_period:
-            # Holds that were removed before the key was known are not in the figure: see `freed`.
+            # While the key was unknown, removed holds were not counted (see `freed`), so the old figure is too low.
             self._ending = (0, "") if self.snapshot is None else (self.spent, self.spent_period)
         self.spent, self.spent_period, self.spent_version = spent, period, version
 
@@ -313,11 +313,11 @@ class Key:
         if self.spent_period <= period.name or self._ending[1] == period.name:
             return 0.0
         left_s = period.ends - (at - CLOCK_SKEW_S)
-        # A ledger that is ahead by more than the skew is trusted. Otherwise, the spending could be unknown for hours.
+        # If the ledger is ahead by more than the skew, it is trusted. Otherwise, spending could be unknown for hours.
         return left_s if left_s <= 2 * CLOCK_SKEW_S else 0.0
 
     def freed(self, amount: int, at: float) -> None:
-        """Counts a hold that was removed at the Unix time `at` as spent, if the ledger no longer reports its period."""
+        """Counts a hold removed at the Unix time `at` as spent, if the ledger no longer reports the period of `at`."""
         name = self.period(at).name
         if self.spent_period > name == self._ending[1]:
             self._ending = self._ending[0] + amount, name
@@ -332,10 +332,10 @@ class Key:
 class Registry:
     """Accounts by id and keys by digest. Drops entries that stay idle; their next request looks them up again.
 
-    `_idle` holds the keys without open requests and the accounts without keys, the longest idle first. A key with an
-    open request is not in it. The end of a request, a snapshot or a settlement puts an entry at the end. So the last
-    known version of an entry is kept at least for the idle time. A look-up that returns an older version is recognised
-    as old, provided that look-ups do not take longer than that.
+    `_idle` contains the keys without open requests and the accounts without keys, the longest idle first. When a
+    request ends, or a snapshot or settlement arrives, the entry moves to the end. So the last known version of an entry
+    is kept at least for the idle time. A look-up that returns an older version is recognised as old, provided that
+    look-ups do not take longer than that.
     """
 
     def __init__(self, default: Contract) -> None:

@@ -42,7 +42,7 @@ from serve_app.limiter.live import Gateways, backend_loads, busiest
 from serve_app.limiter.pressure import Tuning
 from serve_app.limiter.shares import Shares
 
-POSTED: Final = "posted"  # holder of the holds that are known only from the ledger
+POSTED: Final = "posted"  # `holder` of holds that are known only from the ledger
 AWAIT_LEASE_S: Final = 0.3  # a gateway asks again after this time, if this limiter has no lease
 
 
@@ -161,7 +161,7 @@ class Admission:
         return self._open(hold, offer.max_tokens, now, offer.tentative)
 
     def adjust(self, ask: Adjust) -> Grant | Refusal | UnknownKey | Recovering:
-        """Replaces the estimated prompt tokens with the counted ones: new hold and output budget, corrected buckets.
+        """Replaces the estimated prompt tokens with the counted ones. Corrects the hold, output budget and buckets.
 
         If the prompt and one token of output cost too much, returns 402 and undoes the admission. A request that is not
         open here gets 503, or `Recovering` while it may still be announced. Returns UnknownKey for an announced request
@@ -202,7 +202,7 @@ class Admission:
         return hold.grant
 
     def release(self, end: Release) -> None:
-        """Ends a request. Repeating it is harmless. Applies newer figures even if the hold no longer exists."""
+        """Ends a request. Harmless to repeat. Applies newer balances and spending even if the hold no longer exists."""
         hold = self._open_holds.get(end.request_id)
         now = self._clock()
         # Freeing the hold and applying the new figures must be one step: Account and Key explain why.
@@ -225,7 +225,7 @@ class Admission:
             return
         counted = end.prompt_tokens + end.completion_tokens
         if not counted and isinstance(hold.terms, Admit):
-            counted = hold.terms.prompt_tokens  # the request ended before its prompt was counted: the estimate stands
+            counted = hold.terms.prompt_tokens  # the request ended before its prompt was counted
         hold.recharge_tokens(now, counted)
         if end.completion_tokens:
             learn_output(hold.key, end.completion_tokens)
@@ -256,7 +256,7 @@ class Admission:
         """Adds a hold that was granted before this limiter started, or whose lease has expired.
 
         The request already runs. So the hold counts at once, even above the limits and before account and key are
-        known. A hold that is open here already gets a renewed lease and this `holder`.
+        known. If the hold is already open here, only renews its lease and sets its `holder`.
         """
         now = self._clock()
         known = self._open_holds.get(open_hold.request_id)
@@ -287,7 +287,7 @@ class Admission:
         return [hold.request_id for hold in lost]
 
     def open_holds(self) -> list[tuple[str, OpenHold]]:
-        """Returns the holds of gateways, each with its holder."""
+        """Returns (gateway, hold) for each open hold, without those known only from the ledger."""
         return [(hold.holder, hold.announced()) for hold in self._open_holds if hold.holder != POSTED]
 
     def take_posted(self, holds: Sequence[OpenHold]) -> list[str]:

@@ -48,7 +48,7 @@ FEED_TIMEOUT_S = 2.5  # per read of the feed: a lost answer must not make keys s
 LOOKUP_WAIT_S = 0.5  # maximum time by which the look-up of an unknown key delays a list of messages
 EXPIRE_S = 1.0  # between two checks for expired leases
 STALLED_S = 3.0  # if two of these checks are this far apart, the process was paused and renewals wait unread
-STUCK_S = 30.0  # a task without a turn for this time is stuck; turns take a few seconds at most
+STUCK_S = 30.0  # maximum time for one iteration of a background task; normally a few seconds at most
 LEASE_RETRY_S = 0.5
 MAX_WAIT_S = 10.0  # maximum time between two renewals
 DEMAND_S = 2.5  # window of `demand`
@@ -202,7 +202,7 @@ class LimiterService:
                 return refusals.lost(ask.request_id, self._rng)
             message = "the API key is not known here: check it or create a new one"
             return Refusal(answer.request_id, 401, "invalid_api_key", message)
-        # The ledger has not answered yet, or its answer was older than a settlement: ask again.
+        # The ledger has not answered yet, or its answer was older than a settlement: the gateway must ask again.
         return Recovering(answer.request_id, POLL_S)
 
     def _decide(self, ask: Ask) -> Any:
@@ -237,7 +237,7 @@ class LimiterService:
         raise TypeError(f"the limiter does not know {type(ask).__name__}")
 
     async def follow(self) -> bool:
-        """Applies the ledger's changes since the last read. Returns whether there is more to read at once."""
+        """Applies the ledger's changes since the last read. Returns whether the ledger has more changes to read."""
         # The first read gets only the version: accounts are looked up when their keys arrive.
         since = FROM_NOW if self._version is None else self._version
         asked_at = self._clock()
@@ -253,7 +253,7 @@ class LimiterService:
         return changes.more
 
     def _apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
-        """Applies a change of an account that is known here. Most accounts of a large service are not.
+        """Applies a change if its account is known here. In a large service, most accounts are not known here.
 
         During look-ups, applies every change, because the answer of a look-up may be older than the change. Look-ups
         that start later read newer states.

@@ -12,7 +12,7 @@ from serve_app.limiter.shares import Shares
 
 
 class Gateways:
-    """The gateways that send heartbeats. A gateway that has sent none for `lease_s` is dropped with its holds."""
+    """The gateways that send heartbeats. A gateway is dropped once it has sent none for `lease_s` seconds."""
 
     def __init__(self, clock: Callable[[], float], lease_s: float) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class Gateways:
             del self._last[first[0]]
 
     def alive(self) -> tuple[LiveGateway, ...]:
-        """Returns the gateways that are alive, in the order of their names."""
+        """Returns the gateways with a heartbeat in the last `lease_s` seconds, in the order of their names."""
         since = self._clock() - self._lease_s
         return tuple(sorted((one for at, one in self._last.values() if at > since), key=lambda one: one.holder))
 

@@ -13,14 +13,14 @@ from serve_app.contracts.limiting import PressureReport
 from serve_app.contracts.limits import Contract
 
 _STEP_S: Final = 0.25  # minimum time between two moves of the level, however many replicas report
-_RATE_S: Final = 5.0  # time constant of a replica's measured rate, and the time with work before a rate is used
+_RATE_S: Final = 5.0  # time constant of a replica's measured rate, and the time with work after which that rate is used
 _MAX_PRESSURE: Final = 2.0  # pressure counts up to this much above its target, in units of the target
-_ACCELERATION_S: Final = 5.0  # without pressure the level rises twice as fast after this time, 3 times after twice
+_ACCELERATION_S: Final = 5.0  # without pressure, the level rises 2 times as fast after this time, 3 times after 10 s
 _ONSET: Final = 0.3  # when pressure begins, share of the capacity that an account of the default weight gets
 _QUIET: Final = 0.1  # a lower pressure counts as none
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
 _MIN_SHARE: Final = 1e-5  # minimum share of the capacity for an account of the default weight
-_FREE: Final = 100.0  # limits end at this multiple of the capacity: enough for a hundredth of the default weight
+_FREE: Final = 100.0  # limits end at 100 times the capacity: then 1/100 of the default weight can use all of it
 
 
 Share = Annotated[float, Gt(0), Le(1)]
@@ -178,7 +178,10 @@ class Controller:
         self.restricts = True
 
     def _scale(self) -> float:
-        """Returns the level at which an account of the default weight has the whole capacity, or its whole contract."""
+        """Returns the level at which an account of the default weight has the whole capacity.
+
+        While the capacity is unknown, the rate of the default contract is used instead.
+        """
         rate = self.capacity or max(1, self.default.tpm) / 60.0
         return rate / max(1, self.default.weight)
 

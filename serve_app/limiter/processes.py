@@ -10,7 +10,7 @@ from pathlib import Path
 def process_name() -> str:
     """Returns a name that no other process ever has.
 
-    Its parts are the machine's boot and pid namespace, the pid, the start time and a UUID.
+    Its parts are the ids of the machine's boot and of the pid namespace, the pid, the start time and a UUID.
     """
     return f"{_machine()} {os.getpid()} {_start_of(os.getpid())} {uuid.uuid4().hex}"
 
@@ -23,7 +23,7 @@ def has_ended(name: str) -> bool:
             return False
         os.kill(int(pid), 0)
         now = _start_of(int(pid))
-        return now not in ("", start)  # the pid now belongs to another process
+        return now not in ("", start)  # a zombie, or the pid now belongs to another process
     except ProcessLookupError:
         return True
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Measures the demand that pressure has refused on one backend. The load of the replicas does not show this demand."""
+"""Measures the demand refused because of one backend's load. The replicas' reports do not show this demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RefusedDemand:
 
     A retry cannot be recognised with certainty. A request of the same account with the same prompt and output lengths
     counts as a retry. Otherwise a client that retries would look like many clients. Because of the limit per account,
-    one account cannot start replicas just by repeating refused requests.
+    one account cannot make the autoscaler start replicas just by repeating refused requests.
     """
 
     def __init__(self) -> None:

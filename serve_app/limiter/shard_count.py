@@ -1,4 +1,4 @@
-"""Checks the number of limiter shards: with a different number, a gateway would ask a different limiter for an account.
+"""Checks the number of limiter shards: a gateway with a different number would ask the wrong limiter for an account.
 
 Each heartbeat carries the number of shards that its gateway is configured with. A gateway whose number differs from the
 limiter's must admit nothing. Such a gateway may have open requests, whose holds other limiters know. Until these

@@ -35,19 +35,20 @@ class OverShare:
 
 @dataclass(frozen=True, slots=True)
 class NoCapacity:
-    """The account is within its share, but the backend cannot start the request before the deadline: 503."""
+    """The account is within its share, but the request would be expected to wait too long: 503."""
 
     expected_s: float  # expected wait of the request
     wait_s: float
 
 
 class Shares:
-    """Meters accounts against the level of each backend. Costs nothing where no backend is under pressure.
+    """Limits each account to its share of a backend under pressure. Refuses requests that would wait too long.
 
     Each account has a meter per restricted backend: the tokens by which it is ahead of its rate. Requests of any size
     are admitted while the meter is below `burst_s` seconds of the rate. Above that, the account waits until the meter
-    has drained. So over any longer time it gets its rate, with small requests and with large ones. (Contracts use a
-    window of a minute. With such a window, every account could send a minute's work when the pressure begins.)
+    has drained to that value. So over any longer time it gets its rate, with small requests and with large ones.
+    (Contracts use a window of a minute. With such a window, every account could send a minute's work when the pressure
+    begins.)
 
     `shards` is the number of limiters that share the accounts. Each limiter assumes that between two reports the others
     admit as much as it does.
@@ -158,7 +159,7 @@ class Shares:
         that may be used.
         """
         full = self._default.tpm / 60.0
-        # First, because `rate` drops silent replicas, which then no longer count towards the pressure.
+        # Computed first, because `rate` drops silent replicas, which must not count towards the pressure.
         left = {name: min(1.0, self.rate(name, self._default, now) / full) for name in self.backends}
         return [(name, self.backends[name].controller.pressure, share) for name, share in sorted(left.items())]
 
@@ -205,7 +206,7 @@ class Backend:
         self._epoch = 0
         self._meters: dict[str, _Meter] = {}
         self._sweep_at = _SWEEP
-        self._mean: float | None = None  # mean tokens that a request counts for
+        self._mean: float | None = None  # mean tokens charged per request
         self._slot = -inf
         # Tokens admitted, by account, in the previous slot and in the current one.
         self._recent: tuple[Counter[str], Counter[str]] = Counter(), Counter()
@@ -272,8 +273,9 @@ class Backend:
         """Returns the seconds until a request of the account would start if it were admitted now.
 
         This is the longer of two times: the oldest request's wait, and the time for the work before the new request.
-        That work is the account's own, and the part of the other accounts' work that a fair queue serves first. Without
-        a known capacity, only the oldest request's wait counts.
+        That work is the queue in the last reports and, of the work admitted since, the account's own and the part of
+        other accounts' work that a fair queue serves first. Without a known capacity, only the oldest request's wait
+        counts.
         """
         controller = self.controller
         age_s = controller.queue_age_s

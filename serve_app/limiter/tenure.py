@@ -7,12 +7,12 @@ unchanged for its whole length. The successor sees each renewal only after the h
 its wait ends only after the holder's lease has ended. `accounting/limiter_leases.py` implements the successor's side.
 
 Why a successor knows every open hold: a gateway uses no grant that arrives more than GRANT_TRUST_S after it sent the
-request. So GRANT_TRUST_S after a predecessor's end, its gateways know every grant that they will ever use. A gateway
+request. So GRANT_TRUST_S after a predecessor stopped, its gateways know every grant that they will ever use. A gateway
 learns from its heartbeats that its limiter does not admit. It announces its holds to a new limiter of the same service,
-and posts them in the ledger for a limiter of another service. The successor waits RECOVERY_S, which is longer, reads
-the posted holds and the ledger's changes, and only then admits. A settlement removes the posted hold of its request.
-The lease holder sees this with the next renewal, and frees the hold after it has read the balance that the settlement
-left.
+and posts them in the ledger for a limiter of another service. The successor waits RECOVERY_S, which is longer than
+GRANT_TRUST_S, reads the posted holds and the ledger's changes, and only then admits. A settlement removes the posted
+hold of its request. The lease holder sees this with the next renewal, and frees the hold after it has read the balance
+that the settlement left.
 """
 
 from __future__ import annotations

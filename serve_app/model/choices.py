@@ -1,4 +1,4 @@
-"""Generates several choices for one or more prompts: one engine generation for each, merged into one stream."""
+"""Generates several choices for one or more prompts: one engine request per choice, merged into one stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.contracts.generation import Event, Finished, Started
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 
-RETRY_S = 0.05  # while the queue is full, a choice after the first is retried, because its call is already running
+RETRY_S = 0.05  # interval at which a choice is retried while the queue is full; only the first one is rejected
 
 Generate = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 Numbered = tuple[int, Event]
@@ -21,7 +21,7 @@ Numbered = tuple[int, Event]
 async def generate_choices(
     generate: Generate, prompts: Sequence[GenerationRequest], n: int
 ) -> AsyncGenerator[Numbered, None]:
-    """Yields numbered events of the `n` choices of each prompt, each up to its `Finished`.
+    """Yields the events of the `n` choices of each prompt, each with the choice's number. `Finished` ends a choice.
 
     Choices are numbered in the order of the prompts, from 0. Closing the generator stops all choices.
 

@@ -1,4 +1,4 @@
-"""Derives from a chat template how to tell a model about tools, and how it writes calls and reasoning."""
+"""Derives from a chat template how a model reads tools, and how it writes calls and reasoning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Prompt:
 
     token_ids: list[int]
     sampling: SamplingParams
-    left_open: bool  # whether the prompt ends within reasoning, so that the reply begins there
+    left_open: bool  # whether the prompt ends within reasoning, which the reply then continues
     echo: PromptEcho | None = None  # the prompt, if the reply must repeat it
 
 
@@ -66,7 +66,9 @@ class Dialect:
         self._markers = markers_of(template) if reasoning == "auto" else None
 
     def prompt(self, call: GenerateCall) -> Prompt:
-        """Returns the call's prompt and the constraints on its reply. Takes milliseconds for long texts; thread-safe.
+        """Returns the call's prompt and the constraints on its reply. Thread-safe.
+
+        Takes tens of milliseconds for long texts.
 
         Raises:
             ContextLengthExceeded: the messages cannot fit the context.
@@ -79,7 +81,9 @@ class Dialect:
         return Prompt(self._chat.tokenize(text), self._sampling(call, call.callable_tools, left_open), left_open)
 
     def tokenize(self, call: TokenizeCall) -> Tokenized:
-        """Returns tokens or their text. Takes a second for the longest texts; thread-safe.
+        """Returns the tokens of a text or conversation, or the text of tokens. Thread-safe.
+
+        Takes a second for the longest texts.
 
         Raises:
             ContextLengthExceeded: the text cannot fit the context, so it is not counted.
@@ -100,7 +104,7 @@ class Dialect:
         return Tokenized(len(ids), tuple(ids), tuple(self._chat.names(ids)) if call.with_names else ())
 
     def _text(self, call: GenerateCall | TokenizeCall, render: Callable[..., str]) -> str:
-        """Returns the conversation in the model's form."""
+        """Returns the conversation as text, rendered with the chat template."""
         tools = call.callable_tools
         messages: Sequence[Mapping[str, Any]] = [self._literal(with_parsed_arguments(m)) for m in call.messages]
         definitions = None
@@ -109,7 +113,10 @@ class Dialect:
         return render(messages, call.continue_final, definitions, self._variables(call))
 
     def _variables(self, call: GenerateCall | TokenizeCall) -> dict[str, Any]:
-        """Returns the template's variables for this call. Without a variable for the effort, the effort is ignored."""
+        """Returns the template's variables for this call.
+
+        The reasoning effort is ignored if the template has no variable for it.
+        """
         if not call.template_variables and call.reasoning_effort is None:
             return {}
         known = self._chat.variables

@@ -24,7 +24,7 @@ class TokenAligner:
 
     def __init__(self) -> None:
         self._waiting: list[TokenLogprob] = []
-        self._ahead = b""  # bytes that the tokens so far spell beyond the text so far
+        self._ahead = b""  # bytes of the tokens received so far that the text received so far does not have yet
         self._may_drop = True  # whether the first token's leading space may be missing from the text
 
     def align(self, text: str, tokens: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:

@@ -38,7 +38,7 @@ logger = logging.getLogger("ray.serve")
 TRIES = 360  # six minutes: accounting or its database may be restarting
 RETRY_S = 1.0
 TICK_S = 0.5  # between two flushes
-LATE_S = 0.5  # if an answer takes longer, the ledger counts as unavailable until it arrives
+LATE_S = 0.5  # if an answer takes longer, the ledger counts as unavailable until the answer arrives
 ASK_TIMEOUT_S = 10.0
 DRAIN_S = 5.0  # after this, the remaining settlements stay in the spool
 MAX_WAIT_S = 900.0  # maximum wait for the gateways' spools after an outage
@@ -145,7 +145,7 @@ class Orphans:
             await asyncio.wait([self._running])
         deadline = time.monotonic() + DRAIN_S
         while self.spool.waiting and time.monotonic() < deadline:
-            # Settlements that the ledger already has are done, due or not.
+            # Also those that are not due: if the ledger already has them, they need not wait.
             await self._replay(self.spool, None)
             if self.spool.waiting:
                 await asyncio.sleep(0.1)

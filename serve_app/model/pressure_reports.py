@@ -12,7 +12,7 @@ from serve_app.engine.port import EngineStats
 
 logger = logging.getLogger("ray.serve")
 
-TIMEOUT_S = 2.0  # a slower report is stale
+TIMEOUT_S = 2.0  # a report that takes longer is out of date
 
 
 class PressureReporter:
@@ -49,7 +49,7 @@ class PressureReporter:
         )
 
     async def send_report(self, stats: EngineStats) -> None:
-        """Sends a report to every shard. Does not raise: if a limiter restarts, it receives the next report."""
+        """Sends a report to every shard. Does not raise. A limiter that restarts gets the next report."""
         message = self.report_of(stats)
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -46,8 +46,8 @@ from serve_app.model.reply import Reply
 from serve_app.model.reply_trace import ReplyTrace
 from serve_app.model.tools.call_grammars import BadTool
 
-SHORT = 8192  # characters; shorter prompts are tokenized within milliseconds, so they do not take turns
-TOKENIZING_REST = 1.0  # pause after each job, relative to its duration: an account uses at most half a core for free
+SHORT = 8192  # characters; shorter prompts are tokenized within milliseconds, so they bypass the queue
+TOKENIZING_REST = 1.0  # pause after each job, relative to its duration: limits an account's free use to half a core
 
 
 class Replica:
@@ -114,7 +114,7 @@ class Replica:
             async with contextlib.aclosing(generated) as events:
                 async for choice, event in events:
                     if isinstance(event, Started):
-                        fingerprint = event.fingerprint or self._engine.fingerprint  # events only have an adapter's
+                        fingerprint = event.fingerprint or self._engine.fingerprint  # only an adapter sets its own
                         event = changed(event, fingerprint=fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
                         phases.take(sent)
@@ -195,7 +195,9 @@ class Replica:
         return await self._aside.run(call.bill.account_id, lambda: self._dialect.prompts(call))
 
     async def tokenize(self, call: TokenizeCall) -> Tokenized | Rejected:
-        """Returns tokens or their text. Long texts are tokenized in the background, one at a time per account.
+        """Returns the tokens of a text or conversation, or the text of tokens.
+
+        Long texts are tokenized in the background, one at a time per account.
 
         Returns Rejected with the reason CONTEXT if the text is too long to be counted, with INVALID for other errors.
         """
@@ -217,7 +219,7 @@ class Replica:
                 yield 0, event
 
     async def drain(self) -> None:
-        """Waits for the pending settlements of cut streams."""
+        """Settles the remaining replies, as `Orphans.drain` does, then stops the threads that tokenize."""
         await self._orphans.drain()
         self._aside.close()
         self._tokenizing.close()

@@ -28,7 +28,7 @@ class ReplyTrace:
             self._failed = event.reason in OF_THE_BACKEND
 
     def end(self, *, failed: bool = False) -> None:
-        """Ends the trace, however the call has ended."""
+        """Exports the spans if the trace is kept. Must be called when the call ends, even if it fails."""
         trace, phases = self._call.trace, self._phases
         assert trace is not None
         assert phases.called_at is not None

@@ -27,7 +27,7 @@ logger = logging.getLogger("ray.serve")
 NAME: Final = "warm-up"  # request id and tenant: no account finds this prompt in the cache
 MESSAGES: Final = ({"role": "user", "content": "Count: " + " ".join(map(str, range(64)))},)
 _SHORT = SamplingParams(2, min_tokens=2)
-#: Parameters of the replies. An engine may run different code for each, and on a GPU also for top_p with a seed.
+#: Parameters of the test replies. An engine may run different code for each; a seed makes a difference only on a GPU.
 REPLIES: Final = {
     "plain": SamplingParams(8, min_tokens=8),
     "temperature 0": replace(_SHORT, temperature=0.0, stop_token_ids=(0,)),
@@ -47,8 +47,8 @@ REPLIES: Final = {
 async def warm_up(engine: EnginePort, dialect: Dialect) -> None:
     """Generates short replies, unless their prompt is too long for the context.
 
-    Raises ModelError if the plain reply fails or the engine ends. Other replies are allowed to fail, because some
-    engines do not support their parameters.
+    Raises ModelError if the plain reply fails, or if the engine stops during any reply. Other replies are allowed to
+    fail, because some engines do not support their parameters.
     """
     call = GenerateCall(NAME, MESSAGES, REPLIES["plain"], 0, Bill(NAME, NAME, NAME, NAME, Price(0, 0, 0)))
     try:

@@ -1,9 +1,10 @@
 """The scaling rule: decides how many replicas a backend should have. It is a pure function.
 
-Its input is signals, time and its last state; its output is a number. The need is the number of replicas for all
-running work, waiting work, and work that pressure refused. It includes replicas that are starting, so they are not
-requested twice. The rule scales up at once if work waits or was refused. It scales down only to the highest need of the
-last minutes, so that repeated bursts do not start the same replica again and again.
+Its input is the signals, the time and the state from its last evaluation; its output is a number of replicas. The need
+is the number of replicas for all running work, waiting work, and work that pressure refused. The rule compares the need
+with the target, which includes replicas that are starting, so it does not request these twice. It scales up at once if
+requests wait for a replica, wait too long, or were refused. It scales down only to the highest need within
+`down_after_s`, so that repeated bursts do not start the same replica again and again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from serve_app.scaling.signals import ReplicaLoad, Signals
 
 LOOK_S: Final = 1.0  # minimum time between two evaluations; Serve calls ten times a second
 LONG_WAIT: Final = "requests wait too long"
-_FULL: Final = 0.9  # share of a replica's slots; above it, the replica's rate is taken as its capacity
+_FULL: Final = 0.9  # share of a replica's slots or KV cache; at or above it, its token rate counts as its capacity
 _BUSY: Final = 0.25  # share of a replica's slots; above it, the capacity is estimated from the rate
 _LEARN_S: Final = 60.0  # time constant for learning the capacity
 _ROUNDING: Final = 1e-6
@@ -28,7 +29,7 @@ _ROUNDING: Final = 1e-6
 class State:
     """The rule's state between two evaluations."""
 
-    began_at: float  # nothing is known about the time before
+    began_at: float  # time of the first evaluation; earlier demand is unknown
     looked_at: float
     active_at: float  # last time with work
     highs: tuple[tuple[float, float], ...] = ()  # highest needs within `down_after_s`: (time, need), highest first
@@ -150,15 +151,18 @@ def _learned(capacity: float, rates: list[float], passed: float) -> float:
 
 
 def _guessed(loads: list[ReplicaLoad]) -> float:
-    """Estimates the capacity from the speed of the busy replicas while none was ever full. The estimate is high."""
+    """Estimates a replica's capacity from the token rates of busy replicas, until a replica has been full.
+
+    The estimate is high.
+    """
     busy = [load for load in loads if load.running >= _BUSY * load.slots]
     return sum(load.tokens_per_s for load in busy) / (sum(load.running / load.slots for load in busy) or 1.0)
 
 
 def _with_room(settings: ScalingSettings, demand: float, slots: float) -> float:
-    """Returns the replicas for a demand, with room for variation.
+    """Returns the number of replicas for a demand, including spare capacity for its variation.
 
-    Random demand varies with the square root of its size, so many replicas need relatively less room.
+    Random demand varies with the square root of its size, so the larger the demand, the smaller the spare share.
     """
     return (demand + settings.spare * sqrt(demand / slots)) / settings.fill
 

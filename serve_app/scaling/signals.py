@@ -16,7 +16,7 @@ RATE_S: Final = 5.0  # time constant of the measured rate
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """The load of one replica at its last report. The field names are the metrics that it records for Serve."""
+    """The load of one replica at its last report. The field names are those of the metrics that Serve gets."""
 
     slots: float  # maximum number of sequences that the replica computes together
     running: float = 0.0
@@ -24,15 +24,15 @@ class ReplicaLoad:
     queue_age_s: float = 0.0
     kv_used: float = 0.0  # 0 to 1
     queued_prefill_tokens: float = 0.0
-    tokens_per_s: float = 0.0  # started prompts and output, over the last seconds
+    tokens_per_s: float = 0.0  # tokens of started prompts and of output, averaged over the last seconds
     refused_tokens_per_s: float = 0.0  # for the whole backend: each replica reports the same value
 
     def metrics(self) -> dict[str, float]:
-        """Returns the load as `record_autoscaling_stats` returns it."""
+        """Returns the load in the form that Serve expects from `record_autoscaling_stats`."""
         return asdict(self)
 
     def routing_stats(self) -> dict[str, int]:
-        """Returns the load as `record_routing_stats` returns it: the prompt tokens that wait in the engine.
+        """Returns the prompt tokens that wait in the engine, in the form of `record_routing_stats`.
 
         Serve sends each change to every gateway. The number is therefore rounded down to a power of two.
         """

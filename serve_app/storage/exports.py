@@ -1,6 +1,6 @@
 """Writes rows as files: CSV that spreadsheets do not interpret as formulas, and JSON.
 
-The service and the command line both use it, so their files are the same. Rows are not kept in memory.
+The service and the command line both use it, so their files have the same format. Rows are not kept in memory.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Csv:
 class JsonArray:
     """One JSON array with one object per line, written like Csv. Line-based tools can also process it.
 
-    It is an array, so that a truncated file is not valid JSON. Separate lines would look complete.
+    A truncated array is not valid JSON. A truncated file of separate JSON lines would look complete.
     """
 
     media_type = "application/json"

@@ -59,7 +59,7 @@ def invoice_number(payment: Movement) -> str:
 
 
 def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now: float) -> bytes:
-    """Returns the statement of a month. If the month is not over, the statement shows up to what time it counts."""
+    """Returns the statement of a month. If the month is not over, it names the time up to which it counts."""
     month = statement.month
     is_over = now >= month.ends
     title = f"Statement of {time.strftime('%B %Y', time.gmtime(month.begins))}"
@@ -184,7 +184,7 @@ class _Document(FPDF):
         self.cell(0, 5, self._printable(text), align="C")
 
     def parties(self, title: str, customer: Customer, facts: Sequence[tuple[str, str]], badge: str = "") -> None:
-        """Writes the seller, the title with a badge, the customer and what identifies the document."""
+        """Writes the seller, the title with an optional badge, the customer, and facts such as the date."""
         self._mark()
         self._font(13, bold=True)
         self._line(self._seller.name, 8)

@@ -1,4 +1,4 @@
-"""Writes one JSON line per request to files of bounded size. Replicas write lines for dead gateways.
+"""Writes one JSON line per request to files of bounded size. If a request's gateway dies, a replica writes the line.
 
 The files are in `logs` of the state folder. `serve-app requests show` searches them. A log collector can read them.
 """
@@ -47,7 +47,7 @@ PHASES: Final[Mapping[str, str]] = {
 TEXTS: Final = ("messages", "reply")  # fields that only the lines of some accounts have (`logged_texts`)
 PATTERN: Final = "*.jsonl*"  # glob pattern of the files
 ID_FIELDS: Final = ("request_id", "first_request_id", "client_request_id", "trace_id")
-BLOCK_BYTES: Final = 1024 * 1024  # searched at once; other threads wait for the interpreter meanwhile
+BLOCK_BYTES: Final = 1024 * 1024  # searched in one step, during which other threads wait for the interpreter
 # Limits of one search.
 SEARCH_BYTES: Final = 2 * 1024**3
 SEARCH_S: Final = 4.0
@@ -109,7 +109,7 @@ class RequestLog:
 
 
 class _File(RotatingFileHandler):
-    """Reports write errors at most once a minute, without the line."""
+    """Logs write errors at most once a minute, without the line that could not be written."""
 
     _reported_at = -math.inf
 
@@ -126,7 +126,7 @@ class _File(RotatingFileHandler):
 class Found:
     """Log lines, oldest first. If not `is_complete`, the search ended before it had read all files.
 
-    All requests that arrived from `known_since` on (Unix time) have been read, if the search was by time.
+    A search by time has read all requests that arrived at `known_since` (Unix time) or later.
     """
 
     lines: list[Line]
@@ -143,7 +143,7 @@ def find_lines(
     most_s: float = SEARCH_S,
     ended_at: float | None = None,
 ) -> Found:
-    """Returns the last SEARCH_LINES lines of a request, by its own id, its client's or its trace's.
+    """Returns the last SEARCH_LINES lines that have this id in one of ID_FIELDS.
 
     Reads the newest files first, and stops after about `most_bytes` or `most_s` seconds. With `ended_at`, the Unix time
     at which the request ended, it reads only files that were written to at that time.
@@ -189,8 +189,8 @@ def recent_lines(
 ) -> Found:
     """Returns the latest lines that contain each of the texts `wanted` and whose requests arrived in a time range.
 
-    Reads each file backwards from the end of the range. The files share `most_bytes`: a search that reaches its share
-    is not complete. Times are Unix seconds.
+    Reads each file backwards from the end of the range. Each file gets an equal share of `most_bytes`; if a file has
+    more to read, the result is not complete. Times are Unix seconds.
     """
     paths = [path for at, path in _with_times(folder, pattern) if at >= since]
     begins, ends = (utc_text(at, "milliseconds") for at in (since, until))
@@ -220,7 +220,7 @@ def recent_lines(
 
 
 def _end_of(line: Line) -> float:
-    """Returns when a line was written, about: the end of its request, which the lines of a file are in the order of."""
+    """Returns about when a line was written: when its request ended. A file's lines are in the order of this time."""
     try:
         return datetime.fromisoformat(line["time"]).timestamp() + (line.get("total_ms") or 0.0) / 1000
     except (ValueError, TypeError, KeyError):

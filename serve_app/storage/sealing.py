@@ -65,8 +65,8 @@ def unseal(sealed: str, keys: SecretKeys, purpose: str) -> str:
 def is_current(sealed: str, keys: SecretKeys, purpose: str) -> bool:
     """Returns whether a secret needs no resealing.
 
-    That is the case if the current key opens it and no part of it is sealed under a key that is no longer valid. A
-    process that still knows only the older of two keys returns True for a secret that is sealed under both.
+    That is the case if the current key opens it and no part of it is sealed under a key that is no longer valid. In a
+    process that still knows only the older of two keys, it returns True for a secret that is sealed under both.
     """
     current = SecretKeys(keys.current)
     newest, _, other = sealed.partition(_SEPARATOR)

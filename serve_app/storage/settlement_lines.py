@@ -62,5 +62,5 @@ def decode(body: bytes) -> Settlement | None:
 
 
 def reply_size(settlement: Settlement) -> int:
-    """Returns the approximate size of its reply and stored response in a line, in bytes."""
+    """Returns how many bytes the settlement's reply and stored response take in its line, approximately."""
     return sum(len(kept.body) * 4 // 3 for kept in (settlement.reply, settlement.response) if kept is not None)

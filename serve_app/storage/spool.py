@@ -47,7 +47,7 @@ class Spool:
     def __init__(
         self, folder: str | Path, name: str, *, max_bytes: int = 64 * 2**20, suffix: str = SUFFIX, flushed: bool = True
     ) -> None:
-        """Without `flushed`, appended data survives a process crash, but a machine crash only after `flush`."""
+        """Without `flushed`, a machine crash can lose data appended since the last `flush`; a process crash can't."""
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name, re.ASCII):
             raise InvalidValue(f"spool name {name!r}: use up to 100 of A-Z, a-z, 0-9, '.', '_' and '-'")
         self._folder = Path(folder)
@@ -96,8 +96,9 @@ class Spool:
     def append_batch(self, settlements: Sequence[Settlement]) -> int:
         """Stores as many of the first settlements as `max_bytes` allows, with one flush. Returns their number.
 
-        They are on disk when this returns. A reply beyond its share of the limit is omitted: its usage is kept, and a
-        retry is a new request. Raises SpoolFull and stores nothing if the disk cannot hold them.
+        They are on disk when this returns. If stored replies would exceed their share of the limit, a settlement is
+        stored without its reply: a client's retry is then a new request. Raises SpoolFull and stores nothing if the
+        disk cannot hold the settlements.
         """
         lines: list[bytes] = []
         with self._lock:
@@ -154,8 +155,8 @@ class Spool:
         Each file is replayed only up to the first settlement that is not due, according to `is_due`.
 
         Settlements that the ledger refuses and does not store move to a `.refused` file next to the spool; the log has
-        the reason. An error of `settle` (LedgerUnavailable) ends the replay. This process does not repeat settlements
-        that are settled by then.
+        the reason. An error of `settle` (LedgerUnavailable) ends the replay. This process does not settle again what
+        was settled before the error.
         """
         with self._replaying:
             with self._lock:
@@ -231,7 +232,7 @@ class Spool:
     def _settle_batch(
         self, file: SpoolFile, settle: Settle, is_due: Callable[[Settlement], bool] | None, most: int
     ) -> bool:
-        """Settles the next lines of a file. Returns False if there are none. Other threads append meanwhile."""
+        """Settles the next lines of a file. Returns False if there are none. Meanwhile, other threads can append."""
         with self._lock:
             found = file.next_lines(most, MAX_BATCH_BYTES)
         read = ((offset, raw, file.read(offset, raw)) for offset, raw in found)

@@ -32,7 +32,7 @@ class SpoolFile:
         self.waiting = 0  # lines that are not settled
         self.reply_bytes = 0  # bytes of replies in the file
         self.unflushed = False
-        # A crash lost the end of the last line: begin with a line feed.
+        # Whether a crash cut off the last line. If so, the next append begins with a line feed.
         self._ragged = self.size > 0 and os.pread(descriptor, 1, self.size - 1) != b"\n"
         if self.size:
             with open(descriptor, "rb", closefd=False) as file:

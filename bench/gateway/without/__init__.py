@@ -1,1 +1,1 @@
-"""On PYTHONPATH, this folder has a `sitecustomize` that removes one speed-up from every process of a service."""
+"""A folder for PYTHONPATH. Its `sitecustomize` removes one speed-up from every process of a service."""

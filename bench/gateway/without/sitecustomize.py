@@ -84,7 +84,7 @@ def _request_metrics(module: Any) -> None:
 
 
 def _sinks(module: Any) -> None:
-    # Replaces a name by itself, to check that it exists: `ended` below repeats the gateway's `_count` and its sinks.
+    # This only checks that `log_line` still exists. `ended` below is a copy of the observer's method, with a switch.
     _replace(module, "log_line", module.log_line)
     count = module.Observer._count
 
@@ -98,7 +98,7 @@ def _sinks(module: Any) -> None:
 
 
 def _switched(owner: Any, name: str) -> None:
-    """Patches a method to do nothing while the switch is off."""
+    """Patches a method to do nothing while `is_switched_off` returns True."""
     does = getattr(owner, name)
     _replace(owner, name, lambda *values: None if is_switched_off() else does(*values))
 

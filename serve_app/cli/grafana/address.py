@@ -11,7 +11,7 @@ from serve_app.cli.output import CommandError, UsageError
 
 @dataclass(frozen=True)
 class Address:
-    """`https://host:port`, the path prefix of Grafana (without a trailing slash), and the login in the URL."""
+    """A Grafana's URL: `https://host:port`, a path without a trailing slash, and the user and password in the URL."""
 
     origin: str
     prefix: str

@@ -92,7 +92,7 @@ function look() {
     colors: { primary: { main: link }, text: { primary: text, secondary: quiet }, border: { light: edge, dark: edge } },
     typography: {
       fontSize: "15px", lineHeight: "1.55", ...font, headings: { ...font, fontWeight: "600" },
-      code: { fontSize: "13px", fontFamily: "var(--tblr-font-monospace)", color: text, backgroundColor: panel, wrap: false },
+      code: { fontSize: "13px", fontFamily: "var(--tblr-font-monospace)", color: text, backgroundColor: panel, wrap: true },
       links: { color: link, visited: link, hover: link },
     },
     sidebar: { backgroundColor: surface, textColor: text, activeTextColor: link, width: "270px" },

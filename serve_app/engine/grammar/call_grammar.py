@@ -29,10 +29,10 @@ def to_lark(
     embed: Sequence[Embed],
     otherwise: tuple[Any, Embed] | None = None,
 ) -> str:
-    """The grammar for tool calls in the format that `Grammar.tool_calls` writes, given as parsed JSON.
+    """The grammar for `calls`, the parsed JSON text of a `Grammar.tool_calls`.
 
-    `embed` has a function for each alternative, which makes a rule's body from a JSON Schema. `otherwise` is the schema
-    of a reply without calls, with its embed function.
+    `embed` has one function per alternative. Each converts a JSON Schema to the body of a rule. `otherwise` is the
+    schema of a reply without calls, with its embed function.
 
     Raises:
         UnsupportedGrammar: there are no alternatives, or they do not begin with the calls' marker.
@@ -119,8 +119,8 @@ def _or_json(
     if "{" not in first:
         return [f"start: calls | {embed_other(other)}", *_calls(calls, embed, special)]
     # Calls and other objects begin with the same text. The grammar can distinguish constant texts only by their
-    # beginnings, but it can distinguish the keys of two JSON schemas by their ends too. So calls are also written as
-    # JSON schemas.
+    # beginnings, but it can distinguish the keys of two JSON schemas by their ends too. So here, calls are written
+    # as JSON schemas too.
     schemas = [["", json.dumps(_as_schema(alternative)), ""] for alternative in calls["alternatives"]]
     rules = _calls({**calls, "alternatives": schemas}, embed, special)
     return [f"start: calls | {embed_other(_no_call(other))}", *rules]
@@ -137,7 +137,7 @@ def _as_schema(alternative: Sequence[str]) -> dict[str, Any]:
 
 
 def _no_call(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an object that lacks one of the keys that every call has."""
+    """The schema, restricted to objects that lack one of the keys that every call has."""
     if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")):
         raise UnsupportedGrammar("with tools of this model, a JSON schema must list its properties at the top level")
     properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)

@@ -61,7 +61,7 @@ class _Closing:
         return {**result, "properties": {**{name: {} for name in names}, **listed}, "additionalProperties": False}
 
     def _names(self, schemas: Iterable[Any], merged: bool = True) -> dict[str, None] | None:
-        """The properties that `schemas`, and schemas merged with them, mention; None if they must stay open."""
+        """The property names in `schemas` and in schemas merged with them; None if `schemas` must stay open."""
         names: dict[str, None] = {}
         left, seen = list(schemas), set[int]()
         while left:
@@ -94,7 +94,7 @@ class _Closing:
         return found
 
     def _find_merged(self) -> None:
-        """Finds all schemas that a `$ref` anywhere merges with other schemas."""
+        """Finds all schemas that some `$ref` merges with other schemas."""
         left: list[tuple[Any, bool]] = [(self._root, False)]
         while left:
             schema, is_merged = left.pop()

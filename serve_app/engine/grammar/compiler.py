@@ -1,4 +1,4 @@
-"""Enforces a grammar: llguidance computes which tokens may come next while the model runs.
+"""Enforces a grammar: while the model runs, llguidance computes which tokens may come next.
 
 A `GrammarCompiler` belongs to a model, a `GrammarState` to a request.
 """
@@ -52,9 +52,10 @@ class Compiled(NamedTuple):
 
 
 class _Spellings:
-    """A tokenizer in the form that llguidance reads: the bytes of each token, and the tokens for text of a grammar.
+    """A tokenizer in the form that llguidance reads: the bytes of each token, and the tokens that spell a text.
 
-    These tokens always spell the text exactly. The tokenizer alone might normalize it, or encode it as a special token.
+    The text comes from a grammar. The tokens spell it exactly; the tokenizer alone might normalize it, or encode it as
+    a special token.
     """
 
     is_tokenizer_wrapper = True
@@ -157,7 +158,7 @@ class GrammarCompiler:
     def _recompile(self, grammar: Grammar, exhausted: LLMatcher) -> LLMatcher:
         """Compile a separate matcher for one reply.
 
-        Evicts the exhausted matcher from the cache, because all its copies share its lexer.
+        Removes `exhausted` from the cache, because its lexer is full and all its copies share it.
         """
         with self._lock:
             if (cached := self._cache.get(grammar)) is not None and cached.matcher is exhausted:
@@ -240,9 +241,9 @@ class GrammarState:
     - `error`: the reason why the grammar engine failed; from then on, no token is allowed.
     - `too_large`: whether it failed because the grammar is too large to continue.
 
-    Replies with the same grammar share its lexer, which has a maximum number of states. When the lexer reaches it,
-    `renew` starts to compile a separate matcher for this reply, which then consumes the tokens so far. Until that
-    matcher is complete, the state is not `ready`, and its masks allow no token.
+    Replies with the same grammar share its lexer, which has a maximum number of states. When the lexer is full, `renew`
+    starts to compile a separate matcher for this reply. That matcher then consumes the reply's tokens so far. Until it
+    is complete, the state is not `ready`, and its masks allow no token.
     """
 
     def __init__(

@@ -28,7 +28,8 @@ _DAY: Final = f"^([0-9]{{4}}-(0[13-9]|1[0-2])|[0-9]{{4}}-02-([01]|2[0-8])|{_LEAP
 _LONGEST_HOST_NAME: Final = 253  # characters
 _MAX_KEY_CHARACTERS: Final = 10_000  # of all property names together; the pattern grows with them
 
-# In schemas with one of these, keys stay as they are. They may be merged with others, and two patterns would conflict.
+# In a schema with one of these keywords, keys are not rewritten: the schema may be merged with others, and two patterns
+# would conflict.
 _MERGED: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "patternProperties", "minProperties", "maxProperties"})
 
 

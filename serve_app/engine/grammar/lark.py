@@ -35,7 +35,7 @@ def special_id(text: str, special: Mapping[str, int]) -> int | None:
     """The id of the special token with this name; None for plain text.
 
     Raises:
-        UnsupportedGrammar: the text contains a special token's name.
+        UnsupportedGrammar: the text contains a special token's name and other text.
     """
     if text in special:
         return special[text]

@@ -1,4 +1,4 @@
-"""Translates grammars of every kind into llguidance's dialect of Lark, and its errors into the user's terms.
+"""Translates grammars of every kind into llguidance's dialect of Lark, and llguidance's errors into the user's terms.
 
 Between two parts of JSON, a reply has at most one line break and twenty spaces or tabs. Without this limit, a model
 could write white space forever.
@@ -125,7 +125,7 @@ def explain(message: str) -> str:
 
 
 def is_too_large(message: str) -> bool:
-    """Whether the grammar has exceeded one of llguidance's limits, and is not faulty otherwise."""
+    """Whether llguidance's error message says that the grammar exceeds a limit."""
     return _TOO_LARGE.search(message) is not None
 
 
@@ -143,7 +143,7 @@ def _options(strict: bool) -> dict[str, Any]:
 
 
 def _schema(schema: Any, strict: bool) -> dict[str, Any]:
-    """The schema, closed and exact. llguidance's options are removed, because users must not set them."""
+    """The schema, rewritten by `closed` and `exact`, without llguidance's options, which users must not set."""
     if schema is True:
         return {}
     if not isinstance(schema, dict):
@@ -158,7 +158,7 @@ def _schema(schema: Any, strict: bool) -> dict[str, Any]:
 def _duplicates_may_reach_minimum(schema: Any) -> bool:
     """Whether a reply could reach minProperties by repeating a property name, which JSON parsers count once.
 
-    llguidance notices a repeated name only if the schema has the name.
+    llguidance notices a repeated name only if the schema lists the name.
     """
     if isinstance(schema, list):
         return any(_duplicates_may_reach_minimum(part) for part in schema)

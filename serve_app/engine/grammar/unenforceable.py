@@ -1,7 +1,7 @@
 """Finds the parts of a JSON schema that the grammar engine cannot enforce, to drop them or to report their path.
 
 llguidance can ignore unknown keywords, but not keywords that it knows and cannot build: a pattern with look-around, or
-a pattern combined with a length. This module tries such keywords separately, one subschema at a time.
+a pattern combined with a length. This module tries the keywords of each subschema separately.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 Complaint = Callable[[Mapping[str, Any]], str]
-"""The grammar engine's objection to a schema; empty if it can enforce the schema."""
+"""Returns the grammar engine's objection to a schema; an empty string if the engine can enforce the schema."""
 
 MAX_TRIES: Final = 400  # per schema; each try takes less than a millisecond
 _STRINGS: Final = ("pattern", "format", "minLength", "maxLength")  # in the order in which they are dropped
@@ -38,12 +38,12 @@ class TooManyTries(Exception):
 
 
 def enforceable(schema: Any, complaint: Complaint) -> Any:
-    """A copy of the schema without keywords that cannot be enforced by themselves. Raises TooManyTries."""
+    """A copy of the schema without the keywords that keep it from being enforced. Raises TooManyTries."""
     return _enforceable(schema, _Tried(complaint))
 
 
 def place_of(schema: Any, complaint: Complaint) -> str:
-    """The path of the first keyword that cannot be enforced by itself; empty if no single keyword is at fault."""
+    """The path of the first keyword that `enforceable` drops; empty if it drops none or needs too many tries."""
     tried = _Tried(complaint)
     try:
         for path, part in parts(schema):

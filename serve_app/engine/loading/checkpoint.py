@@ -1,4 +1,4 @@
-"""Checks a model's folder before a library loads it, with one-line errors, and computes its fingerprint."""
+"""Checks a model's folder, with one-line errors, before a library loads it. Computes the model's fingerprint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKENIZERS = (
 )
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-_SAMPLES: Final = 16  # per file, evenly spread: files have gigabytes, and fine-tuning changes all weights
+_SAMPLES: Final = 16  # per file, evenly spread; enough to tell models apart, because fine-tuning changes all weights
 _SAMPLE_BYTES: Final = 64 * 1024
 _BESIDE_WEIGHTS: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 

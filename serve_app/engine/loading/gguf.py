@@ -1,4 +1,4 @@
-"""Converts GGUF files into a folder of safetensors once; later starts load that folder."""
+"""Converts a GGUF file to a folder of safetensors once; later starts load that folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
             return slot.path
         prepared.make_folder(slot.folder)
         with prepared.only_one(slot.lock, say, path.name):
-            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # from a killed process: this one holds the lock
+            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # of killed processes, which hold no lock
                 shutil.rmtree(left_over, ignore_errors=True)
             if not slot.path.is_dir():
                 convert_gguf(path, slot.path, say)

@@ -13,7 +13,7 @@ from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.loading.checkpoint import Tensor
 from serve_app.engine.loading.progress import Progress, Say
 
-# Many repositories also hold pickled weights, weights of other frameworks, or a second copy in one file.
+# Leaves out pickled weights, weights of other frameworks, and a second copy in one file, which many repositories have.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _IGNORED = ["*/*", "consolidated*.safetensors"]
 

@@ -177,7 +177,10 @@ def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any,
 
 
 def _quantize(source: Source, settings: EngineSettings, say: Say) -> LlamaWeights:
-    """Quantize the float model on the CPU, in its stored type. Its memory-mapped files need no extra memory."""
+    """Quantize the float model on the CPU.
+
+    The model is loaded in its stored type, so its memory-mapped files need no extra memory.
+    """
     say(f"Preparing int8 weights of {source.name}, once")
     stored = _load_float(source, settings.model_copy(update={"device_map": "cpu"}), say, dtype="auto")
     counter = Progress(say, f"Quantizing {source.name}", len(stored.model.layers))
@@ -211,7 +214,7 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def eos_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a reply, from the model's generation defaults (None if it has none) and its tokenizer."""
+    """The tokens that end a reply, according to the tokenizer and `generation_config`, which may be None."""
     ids = getattr(generation_config, "eos_token_id", None)
     own = ids if isinstance(ids, list) else [ids]
     return frozenset(i for i in (*own, tokenizer.eos_token_id) if i is not None)

@@ -20,7 +20,7 @@ from serve_app.engine.loading import checkpoint, placement
 SPARE = 0.05  # share of a device's free memory that allocators cannot use
 CUDA_BYTES = 600 * 2**20  # per process and GPU: context, kernels, workspaces
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
-_STEP = 8  # activations of hidden size that a step holds at once, in addition to three of intermediate size
+_STEP = 8  # per token: activations of hidden size that a step holds at once, besides three of intermediate size
 _LOGITS = 3  # copies of a step's logits in float32
 
 
@@ -122,7 +122,7 @@ def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan |
 
 
 def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettings:
-    """The settings with the plan's decisions: the KV cache size, and each GPU's part if a model uses several.
+    """The settings with the plan's decisions: the KV cache size and, with several GPUs, each GPU's limit for weights.
 
     Raises:
         ModelError: `kv_cache_memory` is auto, and there is no plan.
@@ -238,7 +238,7 @@ def _refusal(demand: Demand, devices: Sequence[Device], kv: int) -> str:
 
 
 def _remedy(demand: Demand, devices: Sequence[Device], kv: int) -> str:
-    """The smallest change that makes it fit: less K and V, a shorter context, a smaller type, or more devices."""
+    """The smallest change that makes the model fit: less K and V, a shorter context, a smaller type or more devices."""
     smallest = demand.least_kv
     if kv > smallest and _fits(demand, devices, smallest):
         low, high = smallest, kv

@@ -1,4 +1,4 @@
-"""Checks the devices in the settings, measures their free memory, and finds the device of a placed model's input."""
+"""Checks the devices in the settings, measures their free memory, and finds the input device of a placed model."""
 
 from __future__ import annotations
 

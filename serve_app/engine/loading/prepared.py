@@ -66,7 +66,7 @@ class Slot:
 
 
 def identity_of(paths: Iterable[Path], extra: str = "") -> str:
-    """A digest of the files' names, sizes and modification times, and of the full content of JSON files.
+    """A digest of the files' names, of the content of JSON files, and of the others' sizes and modification times.
 
     Raises:
         OSError: a file is missing.
@@ -117,8 +117,8 @@ def only_one(path: Path, say: Say, what: str) -> Iterator[None]:
 def own_folder(parent: Path) -> Iterator[Path]:
     """A new folder below `parent` for this process. At the end of the context, it is removed if it is empty.
 
-    Otherwise, the process keeps it locked until the process ends. First removes folders of ended processes, which are
-    not locked.
+    Otherwise, it stays locked until the process ends. Before it is created, folders that are not locked are removed:
+    their processes have ended.
 
     Raises:
         OSError: it cannot be created.
@@ -170,7 +170,7 @@ def int8_slot(source: Source, cache: Path) -> Slot:
 
 
 def is_ready(settings: EngineSettings) -> bool:
-    """Whether everything that `loader.prepare` makes is prepared.
+    """Whether everything that `loader.prepare` makes is already there.
 
     Hub names, and paths without a model, count as ready: only the loader contacts the network and reports errors.
     """

@@ -26,7 +26,10 @@ class Progress:
         self._sent = 0  # percent in the last line
 
     def at(self, done: float, total: float | None = None) -> None:
-        """Record that `done` of the total is done. `total` replaces the total. Sends no line about the end."""
+        """Record that `done` of the total is done, and send a line if it is due, but none at 100 %.
+
+        If `total` is given, it replaces the total.
+        """
         if total is not None:
             self._total = max(total, 1e-9)
         now, percent = self._clock(), min(int(100 * done / self._total), 100)

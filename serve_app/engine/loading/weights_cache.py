@@ -57,7 +57,7 @@ def load_or_build(
                 "set cache_dir to a folder that can be written"
             )
             return to_device(build(), device)
-        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # from a killed process: this one holds the lock
+        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # of killed processes, which hold no lock
             left_over.unlink(missing_ok=True)
         if slot.path.is_file():  # written by another process in the meantime, or still unusable
             with contextlib.suppress(Unusable):

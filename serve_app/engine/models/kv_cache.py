@@ -68,9 +68,9 @@ class KVCache:
 
 
 def blocks_within(settings: EngineSettings, block_bytes: int, max_context: int) -> int:
-    """Number of blocks of `block_bytes`, over all layers, that `kv_cache_memory` allows.
+    """Number of blocks that `kv_cache_memory` allows, but at most as many as `max_running` full contexts need.
 
-    At most the blocks of `max_running` full contexts.
+    `block_bytes` is the size of a block over all layers.
 
     Raises:
         ModelError: the setting is below one block.
@@ -85,8 +85,8 @@ def blocks_within(settings: EngineSettings, block_bytes: int, max_context: int) 
 def _zeros(size: tuple[int, ...], shape: LayerShape) -> torch.Tensor:
     """Tensor of zeros, because attention multiplies masked values by 0, and uninitialised memory may hold NaN.
 
-    On the CPU, the zeros come from numpy: the system fills its pages on first use. So a cache of 2 GiB takes no time
-    and no memory until it is used.
+    On the CPU, numpy allocates the tensor, and the system fills its pages on first use. So a cache of 2 GiB takes no
+    time and no memory until it is used.
     """
     if shape.device.type != "cpu":
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)

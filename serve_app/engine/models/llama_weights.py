@@ -1,7 +1,8 @@
 """The shape and weights of a llama-like decoder, extracted from a transformers model.
 
-Llama, Mistral, Qwen2, Qwen3 and SmolLM2 share one architecture with options: RMSNorm, grouped-query attention with
-rotary positions, SiLU-gated feed-forward; biases on q, k, v (Qwen2), norms on q and k (Qwen3), sliding windows.
+Llama, Mistral, Qwen2, Qwen3 and SmolLM2 share one architecture: RMSNorm, grouped-query attention with rotary positions,
+and a SiLU-gated feed-forward part. Biases on q, k and v (Qwen2), norms on q and k (Qwen3) and sliding windows are
+optional.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def shape_of(config: Any) -> LlamaShape:
     """The shape from a transformers configuration of one of MODEL_TYPES."""
     layers = config.num_hidden_layers
     window = getattr(config, "sliding_window", None)
-    # The models' code differs here: Llama has no windows, Mistral has one for all layers or none.
+    # The models' code differs here: Llama has no windows, Mistral has the same window in all layers or none.
     kinds = (
         {
             "llama": ["full_attention"] * layers,

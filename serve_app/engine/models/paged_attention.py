@@ -59,7 +59,7 @@ class Scores:
     """Parameters that turn products of queries and keys into a layer's attention weights."""
 
     scale: float
-    window: int | None = None  # number of tokens that each token sees, including itself; None for all before it
+    window: int | None = None  # number of tokens that each token sees, including itself; None: all up to itself
     cap: float | None = None  # Gemma 2: limit that the scores approach but never exceed
     sinks: torch.Tensor | None = None  # GPT-OSS, (heads,): the score of one additional token without a value
 
@@ -69,7 +69,7 @@ class Scores:
         return self.cap is None and self.sinks is None
 
 
-# No mask function has this name, so transformers' mask code returns None.
+# Transformers has no mask function of this name, so its mask code returns None.
 AttentionInterface.register(NAME, paged_attention)
 
 
@@ -99,7 +99,7 @@ class DecodeGroup:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, block_size: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask (rows, 1, 1, padded length) of the tokens in its sequence that each token sees."""
+        """Additive mask (rows, 1, 1, padded length): each row's token sees its own sequence, within the window."""
         if window not in self.masks:
             positions = torch.arange(self.block_tables.shape[1] * block_size, device=self.lengths.device)
             lengths = self.lengths[:, None]
@@ -151,7 +151,7 @@ class PagedStep:
     ) -> torch.Tensor:
         """Store the step's K and V, then let each sequence attend over its own tokens.
 
-        Takes (T, heads, size) each; returns (T, heads, size of a value head).
+        `query`, `key` and `value` are (T, heads, size). Returns (T, heads, size of a value head).
         """
         if query.device not in self._on_device:
             self._on_device[query.device] = self._lay_out(query.device)
@@ -174,7 +174,7 @@ class PagedStep:
         rows = group.end - group.begin
         heads, kv_heads = query.shape[1], k_cache.shape[2]
         flat = group.block_tables.flatten()
-        # (rows, kv heads, length, size): the query heads that share a K/V head become its rows, without a copy.
+        # (rows, kv heads, length, size): the query heads that share a K/V head become rows of a matrix, without a copy.
         k = k_cache.index_select(0, flat).view(rows, -1, *k_cache.shape[2:]).transpose(1, 2)
         v = v_cache.index_select(0, flat).view(rows, -1, *v_cache.shape[2:]).transpose(1, 2)
         q = query[group.begin : group.end].reshape(rows, kv_heads, heads // kv_heads, -1)
@@ -220,7 +220,7 @@ class PagedStep:
         for lengths in group_lengths([chunk.start + 1 for chunk in singles]):
             blocks = -(-lengths[-1] // size)
             tables = [c.sequence.block_table[:blocks] for c in singles[row : row + len(lengths)]]
-            # Padded with its own last block: masked values are multiplied by 0, and other blocks may hold NaN.
+            # Each table is padded with its own last block: masked values are multiplied by 0, and others may hold NaN.
             padded = torch.tensor([t + t[-1:] * (blocks - len(t)) for t in tables], device=device)
             groups.append(DecodeGroup(row, row + len(lengths), padded, torch.tensor(lengths, device=device)))
             row += len(lengths)

@@ -31,7 +31,7 @@ class Int8Weight:
 
 
 def quantize_rows(matrix: torch.Tensor) -> Int8Weight:
-    """Round each row to 255 levels of its largest magnitude; a row of zeros has the scale 0."""
+    """Round each row to 255 levels, scaled by its largest magnitude; a row of zeros has the scale 0."""
     values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
     scales = torch.empty(matrix.shape[0], device=matrix.device)
     # In slices: an output matrix may have gigabytes, and each operation would make a float32 copy of it.
@@ -52,7 +52,7 @@ def linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
 
 
 def round_activations(x: torch.Tensor) -> torch.Tensor:
-    """`x` (rows, n) rounded to 255 levels of the largest magnitude in each group of `GROUP` values."""
+    """`x` (rows, n) rounded to 255 levels, scaled by the largest magnitude in each group of `GROUP` values."""
     n = x.shape[1]
     groups = F.pad(x, (0, -n % GROUP)).unflatten(1, (-1, GROUP))
     top = groups.abs().amax(dim=2, keepdim=True)

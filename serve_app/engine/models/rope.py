@@ -84,7 +84,7 @@ class RopePlan:
 
     bounds: tuple[int, ...]
     name: str  # path of the model's rotary module; "" if it has none
-    frequencies: tuple[torch.Tensor, ...] = ()  # empty if the model's rotary module serves the only class
+    frequencies: tuple[torch.Tensor, ...] = ()  # empty if there is one class, for which the model's own module is used
 
 
 def plan(model: nn.Module, max_context: int) -> RopePlan:
@@ -135,7 +135,7 @@ class RopeTable:
     """Cos and sin of every position that a model can have, for the engine's forward passes.
 
     The length classes follow each other. Each row holds the first half of the model's values for that position, bit for
-    bit; the second half is the same.
+    bit. The model's second half repeats the first.
     """
 
     SLACK = 64  # additional rows beyond a class's bound, for the positions of draft tokens

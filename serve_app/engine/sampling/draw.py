@@ -4,7 +4,8 @@ A row is divided into blocks. The drawn token is the token at which the cumulati
 over the blocks and then within one block. Top-p and min-p are checked only after a token was drawn, because the check
 only needs the weight of the more likely tokens, which are in few blocks. A rejected token is excluded together with all
 tokens that are not more likely, and the row draws again from the rest. Each draw is weighted and from a set that
-contains all admissible tokens. The first admissible token therefore has exactly the distribution of these tokens.
+contains all admissible tokens. The first drawn token that is admissible is therefore distributed exactly by the
+admissible tokens' weights.
 
 No result of a row depends on the other rows, not even through rounding.
 """
@@ -26,7 +27,7 @@ DEAD_END = -2  # returned instead of a token if every logit is -inf: no token is
 BLOCK = 128  # tokens
 _BELOW_ONE = 1 - 1e-12  # keeps a target below its sum under any rounding
 _MIN_EXPONENT = -80.0
-MIN_WEIGHT = 1e-34  # above exp(-80); smaller weights, in any vocabulary, do not change a double's sum near 1
+MIN_WEIGHT = 1e-34  # above exp(-80); a whole vocabulary of smaller weights does not change a double near 1
 _MIN_TEMPERATURE = 1e-5  # below this, the division would overflow; the most likely token then has all the weight
 
 
@@ -83,7 +84,7 @@ def _choose_natively(
 ) -> tuple[list[int], torch.Tensor]:
     """A token per row, and the peaks of the blocks.
 
-    Rows with top-k get their most likely token; `_choose_rest` draws for those that are not greedy.
+    Rows with top-k get their most likely token for now: `_choose_rest` then draws for those that are not greedy.
     """
     drawing = [p.temperature > 0 and p.top_k <= 0 for p in params]
     steepness = [s if draws else 0.0 for s, draws in zip(sharpness(params), drawing, strict=True)]
@@ -240,8 +241,11 @@ def check_drawn(
     """Check the drawn tokens of `rows` against min-p and top-p (nucleus sampling, arXiv 1904.09751).
 
     `drawn` (n, 1) are the tokens' weights. `mass` (n, 1) is p times the row's total weight; inf without top-p. Returns
-    whether each token is rejected (n,); a bound (n, 1) that, in a rejected row, the weight of every admissible token
-    exceeds; and for each block, the sum of the weights above that bound (n, blocks).
+    three tensors:
+
+    - (n,): whether each token is rejected.
+    - (n, 1): a bound. In a rejected row, every admissible token weighs more.
+    - (n, blocks): for each block, the sum of the weights above the bound.
     """
     below_min_p = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
     bound = torch.where(drawn < min_p, below_min_p, drawn)

@@ -55,8 +55,8 @@ class Tally:
 def penalise(logits: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, np.ndarray, np.ndarray]]) -> None:
     """Apply the repetition penalty of CTRL (arXiv 1909.05858), then OpenAI's frequency and presence penalties.
 
-    `rows` are (row, parameters, distinct tokens, counts). Logits that are not finite stay as they are, and penalties
-    make no other logit infinite.
+    `rows` are (row, parameters, distinct tokens, counts). Logits that are not finite stay as they are. All others
+    stay finite.
     """
     if not rows:
         return
@@ -96,7 +96,7 @@ def add(logits: torch.Tensor, rows: Sequence[tuple[int, np.ndarray, np.ndarray]]
 
 
 def mask(logits: torch.Tensor, rows: list[int], bits: torch.Tensor) -> None:
-    """Set the logits that the rows' masks do not allow to -inf.
+    """Set to -inf the logits of all tokens that the rows' masks do not allow.
 
     `bits` (rows, ceil(vocabulary / 32)) int32 on the CPU: bit t % 32 of word t // 32 is 1 where token t is allowed.
     """

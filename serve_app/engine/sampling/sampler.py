@@ -99,7 +99,7 @@ class _Row(NamedTuple):
 
 
 class _RawRows:
-    """The rows of `logits` that need log-probabilities, before sampling changes them.
+    """The log-probabilities of some rows of `logits`, computed before sampling changes the logits.
 
     `wanted` maps these rows to the number of most likely tokens to return with the chosen token.
     """
@@ -125,7 +125,7 @@ class _RawRows:
         ]
 
     def of(self, tokens: Sequence[int]) -> dict[int, tuple[float, tuple[tuple[int, float], ...]]]:
-        """By row: the chosen token's log-probability, and the most likely tokens with their log-probabilities.
+        """By row, the log-probability of the chosen token, and the most likely tokens with theirs.
 
         `tokens` has the chosen token of every row of `logits`. The result for a negative token has no meaning.
         """

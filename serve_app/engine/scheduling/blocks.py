@@ -28,7 +28,7 @@ def root_key(tenant: str, length_class: int) -> bytes:
 
 
 def extend_chain(chain: list[bytes], tokens: Sequence[int], block_size: int, num_blocks: int) -> None:
-    """Append keys to `chain` until it has the first `num_blocks` blocks of `tokens`.
+    """Append keys to `chain` until it has the keys of the first `num_blocks` blocks of `tokens`.
 
     `chain` holds the root, then a key per block.
     """
@@ -174,7 +174,7 @@ class BlockAllocator:
                 del self._index[key]
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Drop a reference to each block of a sequence, in the sequence's order.
+        """Drop one reference to each of a sequence's `blocks`, which are in the sequence's order.
 
         Raises:
             ValueError: a block has no reference.
@@ -193,7 +193,7 @@ class BlockAllocator:
     def forget(self, root: bytes) -> None:
         """Remove the blocks of all chains from `root` from the index.
 
-        Blocks in use stay in use, and blocks that continue them are not indexed.
+        Blocks in use stay in use, and later blocks of their sequences are not indexed.
         """
         for key, block in list(self._index.items()):
             if self._roots[block] == root:

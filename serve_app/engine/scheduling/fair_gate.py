@@ -7,7 +7,8 @@ The gate learns from the engine's outputs that there is room. The prompt that it
 steps later. The gate therefore keeps `steps_ahead` steps' worth of prompt tokens in the engine, besides the prompt that
 the engine is computing. Tokens that the engine has probably cached do not count. Beyond that, each of at most
 `_MAX_PREFILLING` tenants may have one prompt in the engine, or several that fit in one step. A new tenant's prompt
-therefore does not wait for every prompt that arrived before it. The engine takes released prompts by `Place.priority`.
+therefore does not wait for every prompt that arrived before it. The engine takes released prompts in the order
+of `Place.priority`.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class FairQueue(Generic[Entry]):
         self.output_weight = output_weight
         self._remembered = remembered
         self._queues: dict[str, list[Entry]] = {}  # by tenant, each ordered by arrival and never empty
-        self._services: OrderedDict[str, _Service] = OrderedDict()  # by last charge or return
+        self._services: OrderedDict[str, _Service] = OrderedDict()  # by tenant, ordered by last charge or return
         self._last_to_leave = ""
         self._admissions = 0
 
@@ -109,7 +109,7 @@ class FairQueue(Generic[Entry]):
             self._last_to_leave = tenant
 
     def count_served(self, entry: Entry, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Count service for the entry's tenant, even if the tenant has no other entry waiting."""
+        """Count service for the entry's tenant, even if the tenant has no entry in the queue."""
         tenant = entry.request.tenant
         cost = self.prompt_weight * prompt_tokens + self.output_weight * output_tokens
         self._service(tenant).counter += cost / entry.request.weight
@@ -146,7 +146,7 @@ class FairQueue(Generic[Entry]):
 
     def _turn(self, head: Entry) -> tuple[float, int, int]:
         # Ties go to the tenant whose last turn is oldest. So a returning tenant, whose counter was raised to that of
-        # another tenant, precedes this tenant.
+        # another tenant, precedes that other tenant.
         service = self._service(head.request.tenant)
         return service.counter, service.last_admission, head.arrival
 
@@ -164,7 +164,7 @@ def _arrival(entry: Queued) -> int:
 
 
 def share_evenly(needs: Sequence[int], budget: int) -> list[int]:
-    """Max-min fair shares: no share exceeds its need, and a share is smaller than another only if its need is smaller.
+    """Max-min fair shares: no share exceeds its need, and only smaller needs get smaller shares (apart from rounding).
 
     Exception: if there is any budget, the first share is at least 1, so that its owner never starves.
     """
@@ -202,8 +202,9 @@ def share_prefill_among_tenants(
 ) -> list[int]:
     """Divide a step's prefill tokens among `prompts`, given as (tenant, remaining tokens), oldest first.
 
-    Tenants share evenly, so one tenant's many prompts do not slow down another tenant's single prompt. Two thirds go to
-    tenants that are not `streaming`, because they see no output yet. `share_prefill` divides each tenant's share.
+    Tenants share evenly, so one tenant's many prompts do not slow down another tenant's single prompt. Tenants that are
+    not `streaming` see no output yet, so together they get at least two thirds if they need it. `share_prefill` divides
+    each tenant's share.
     """
     members: dict[str, list[int]] = {}
     for index, (tenant, _) in enumerate(prompts):
@@ -223,10 +224,10 @@ def share_prefill_among_tenants(
 
 
 def limit_long_prompts(prompts: Sequence[tuple[str, int]], long: Collection[int], limit: int) -> list[tuple[str, int]]:
-    """Keep the oldest `long` prompt of each tenant and limit these prompts to `limit` tokens in total.
+    """Limit each tenant's oldest `long` prompt: all of these prompts together get at most `limit` tokens.
 
-    `long` contains indices into `prompts`, which is as in `share_prefill_among_tenants`. All other prompts keep their
-    needs.
+    `long` contains indices into `prompts`, which is as in `share_prefill_among_tenants`. The needs of all other long
+    prompts become 0. Short prompts keep their needs.
     """
     oldest = {prompts[index][0]: index for index in sorted(long, reverse=True)}
     parts = dict(

@@ -72,8 +72,8 @@ class GuessLength:
     """The length of the next guess, from 0 to `limit`, based on the results of earlier guesses.
 
     The length doubles if all guessed tokens were right. Otherwise it becomes the number of right tokens plus one. If
-    none was right, guessing pauses, each time for twice as long. Text that never repeats itself costs one row in 64
-    steps.
+    none was right, guessing pauses, each time for twice as long. If guesses are never right, they soon cost only one
+    token in 65 steps.
     """
 
     def __init__(self, limit: int) -> None:

@@ -8,7 +8,7 @@ _SMOOTHING_DOWN = 0.75  # weight of a faster decoding step: other work on the ma
 _REMEASURE = 64  # steps with prompt tokens after which the cost of a step without them is measured again
 _NEAR = 1.5  # a cost measured for N rows is valid from N / this to N * this rows
 _FIRST_TRY = 64  # prompt tokens, while their cost is unknown
-_IDLE_S = 0.02  # target duration of a step without streams; a prompt that arrives during the step waits at most this
+_IDLE_S = 0.02  # target duration of a step without streams; a prompt that arrives in the step waits about this long
 _IDLE_STEPS = 1.5  # lower bound of that target, in decoding steps of one stream: shorter steps hardly compute prompts
 _MAX_OWED = 32.0  # maximum number of steps without prompt tokens after a step with them
 
@@ -16,9 +16,9 @@ _MAX_OWED = 32.0  # maximum number of steps without prompt tokens after a step w
 class PrefillPacer:
     """Chooses chunks so that steps take on average at most twice as long as their decoding rows alone.
 
-    Deep in a long prompt, even the smallest chunk takes longer, because reading the prompt's K and V takes as long for
-    one new token as for sixteen. Smaller chunks would not be faster. So the pacer records the excess time of such a
-    step as a debt to the streams and repays it with steps without prompt tokens.
+    Deep in a long prompt, a step takes longer even with the smallest chunk, because reading the prompt's K and V takes
+    as long for one new token as for sixteen. Smaller chunks would not be faster. So the pacer records the excess time
+    of such a step as a debt to the streams and repays it with steps without prompt tokens.
 
     `observe` receives every step. The decoding cost is kept per number of rows, because it grows with them but not in
     proportion. If the cost is unknown or stale, one step without prompt tokens measures it: at most one step in 65
@@ -79,7 +79,7 @@ class PrefillPacer:
             # If the step was as fast as its decoding rows alone, a prompt token costs almost nothing.
             new = max(seconds - decode_s, 0.01 * seconds) / prompt_tokens
             self._token_s = new if self._token_s is None else _smoothed(self._token_s, new, _SMOOTHING)
-            if prompt_tokens <= self._smallest:  # larger chunks adapt to the measured cost
+            if prompt_tokens <= self._smallest:  # after a larger chunk, the next one adapts to the measured cost
                 owed_s = self._owed_s + seconds - _SLOWDOWN * decode_s
                 self._owed_s = min(max(0.0, owed_s), _MAX_OWED * decode_s)
 

@@ -103,14 +103,14 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def schedule(self, guess: Guess | None = None) -> StepPlan:
-        """Start, preempt and allocate; return the chunks to compute, decoding sequences first.
+        """Start and preempt sequences and allocate blocks; return the chunks to compute, decoding sequences first.
 
-        The blocks of all chunks are allocated. The plan is empty only if no sequence can run.
+        The plan is empty only if no sequence can run.
         """
         self._move_to_longer_class()
         self._grow_decodes()
         started = self._start_waiting()
-        # After admission: a preempted sequence that finds all its blocks in the cache decodes at once.
+        # Only after admission, because a preempted sequence that finds all its blocks in the cache decodes at once.
         decodes = [s for s in self.running if s.is_decoding]
         prefills = [s for s in self.running if not s.is_decoding]
         budget = self.prefill_chunk
@@ -148,7 +148,7 @@ class Scheduler:
     def _limit_scored(
         self, prefills: Sequence[TokenSequence], needs: list[tuple[str, int]], streaming: Container[str]
     ) -> list[tuple[str, int]]:
-        """Limit the prompts whose log-probabilities are computed to `scored_tokens` together."""
+        """Limit the prompts that are scored to `scored_tokens` in total."""
         scored = [i for i, s in enumerate(prefills) if s.is_scored]
         if scored:
             shares = share_prefill_among_tenants([needs[i] for i in scored], self.scored_tokens, streaming)
@@ -164,7 +164,7 @@ class Scheduler:
 
         Other sequences find a prompt's blocks only after its first token. Until then, the client can cancel the request
         free of charge. Other requests would then pay only the cached price for tokens that no account has paid for. The
-        same applies if the step fails the request: it is then not `billed`.
+        same applies if the step ends the request with an error, so that it is not `billed`.
         """
         sequence = chunk.sequence
         sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
@@ -177,7 +177,7 @@ class Scheduler:
             kept = self.allocator.blocks_for(len(sequence.tokens))
             self.allocator.free(sequence.block_table[kept:])
             del sequence.block_table[kept:]
-        if billed and (sequence.num_output or chunk.samples):  # `samples` if the first token ends the reply
+        if billed and (sequence.num_output or chunk.samples):  # only `samples` is true for a reply without tokens
             sequence.num_published = self._publish(sequence, lambda key: key)
 
     def _publish(self, sequence: TokenSequence, key_of: Callable[[bytes], bytes]) -> int:

@@ -16,7 +16,7 @@ class SeenPrefixes:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity // BLOCK
-        self._blocks: OrderedDict[int, None] = OrderedDict()  # hashes of a block and all before it, by last use
+        self._blocks: OrderedDict[int, None] = OrderedDict()  # by hash of a block and all before it, by last use
 
     def count_seen(self, owner: Hashable, tokens: tuple[int, ...]) -> int:
         """The number of tokens at the start of the prompt that an earlier prompt of `owner` also had; never all tokens.

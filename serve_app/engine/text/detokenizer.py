@@ -21,7 +21,7 @@ def bytes_of_unicode() -> dict[str, int]:
 
 
 class ByteLevelDecoder:
-    """Decodes one sequence of byte-level BPE token by token. Tokens are byte strings, so a token costs O(1).
+    """Decodes one sequence of byte-level BPE tokens, one at a time. A token is a byte string, so it costs O(1).
 
     All parts together equal the tokenizer's decoding, except that an incomplete character at the end of the reply is
     omitted.
@@ -197,7 +197,7 @@ class Detokenizer:
     ) -> None:
         self._decoder = vocabulary.decoder()
         self._stops = StopFinder(stop, keeps_stop=keeps_stop)
-        self._unchecked = min_tokens  # tokens to come that are not searched for stop strings
+        self._unchecked = min_tokens  # number of next tokens that are not searched for stop strings
         self._shown = vocabulary.special_among(shown)
         self._mark = MarkFinder(mark) if mark else None
 

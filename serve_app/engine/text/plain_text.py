@@ -14,7 +14,7 @@ from typing import Any
 class Names:
     """Finds the names of control tokens in text. Its cost hardly grows with their number, which may be thousands.
 
-    Names of one character cannot be spelled differently and do not count.
+    Names of one character are ignored, because no other tokens spell them.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -59,7 +59,9 @@ class PlainText:
 
 
 def token_ids(core: Any, text: str, special_tokens: bool = False) -> list[int]:
-    """Token ids of `text` by a fast tokenizer's `core`. `special_tokens` adds the tokens that it adds by default.
+    """Token ids of `text`, by a fast tokenizer's `core`.
+
+    `special_tokens` adds the tokens that the tokenizer puts around a text by default.
 
     Encodes a batch of one text, because `encode` would hold the GIL: all other threads would wait for 30 ms if the text
     has 60 KB.

@@ -81,7 +81,7 @@ class ReplyText:
     def replay(self, said: Sequence[int]) -> str:
         """Add the reply's tokens that were generated elsewhere; return their text, which no delta contains.
 
-        Raises ValueError if the reply has ended with them.
+        Raises ValueError if these tokens already end the reply.
         """
         for token in said:
             if self.push(token) is not None:

@@ -10,12 +10,12 @@ class StopFinder:
 
     With `keeps_stop`, it also releases the stop string.
 
-    The first stop string is the string that completes first; if several complete with the same character, the longest.
-    So the result does not depend on how the text is divided into pushes.
+    The first stop string is the string that completes first; if several complete with the same character, the longest
+    of them. So the result does not depend on how the text is divided into pushes.
 
-    Holds back at most the length of the longest stop string. Clients choose the strings, so the strings must not
-    determine the cost: a push costs O(its text) per stop string, plus a copy of the held text (Knuth, Morris and Pratt,
-    SIAM J. Comput. 6, 1977).
+    Holds back at most the length of the longest stop string. Clients choose the strings, so the cost must not
+    depend on their content: a push costs O(its text) per stop string, plus a copy of the held text (Knuth, Morris and
+    Pratt, SIAM J. Comput. 6, 1977).
     """
 
     def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Loads and unloads LoRA adapters while requests run.
 
-vLLM reads an adapter's files when a step needs them. If that fails, its process ends with all requests. An adapter is
-therefore loaded before requests may use it, and stays loaded until the last of these requests has ended. vLLM keeps all
-loaded adapters in the machine's memory, and the most recently used ones on the GPU.
+vLLM reads an adapter's files when a step needs them. If that fails, vLLM's process ends, and so do all requests. An
+adapter is therefore loaded before requests may use it, and stays loaded until the last of these requests has ended.
+vLLM keeps all loaded adapters in the machine's memory, and the most recently used ones on the GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AdapterLoading(UnknownAdapter):
 
 @dataclass(eq=False, slots=True)
 class Adapter:
-    """One adapter; compared by identity. If a name gets another path, it gets a new Adapter."""
+    """One adapter; compared by identity. A name whose path changes gets a new Adapter."""
 
     name: str
     path: str  # folder, or name on the hub
@@ -69,7 +69,7 @@ class Adapters:
         self._loaded: set[Adapter] = set()  # including those that are being loaded or unloaded
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()  # adapters are loaded one at a time, in the order of the settings
-        self._changed = asyncio.Event()  # there may be room, or an adapter is no longer wanted
+        self._changed = asyncio.Event()  # set when there may be room, or an adapter is no longer wanted
         self._tasks: set[asyncio.Task[None]] = set()
 
     def change(self, wanted: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ class Adapters:
         return adapter
 
     def release(self, adapter: Adapter) -> None:
-        """Record that a request has ended, in the engine as well."""
+        """Record that a request with this adapter has ended, also in vLLM."""
         adapter.users -= 1
         self._unload_unused(adapter)
 

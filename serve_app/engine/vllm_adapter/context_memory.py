@@ -14,7 +14,7 @@ class KvMemory:
     """The memory that vLLM has for keys and values."""
 
     tokens: int  # the longest context that fits
-    token_bytes: float  # of one token on one GPU; an estimate
+    token_bytes: float  # estimated bytes of one token on one GPU
     cache_bytes: int | None  # `kv_cache_memory`; None: vLLM chooses the size
     gpus: int  # 0: vLLM runs on the CPU
     tensor_parallel_size: int

@@ -1,4 +1,4 @@
-"""Environment variables of a process that starts vLLM. Set them first: vLLM reads some on import."""
+"""Environment variables of a process that starts vLLM. Set them before vLLM is imported: it reads some then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READY_S = 7200  # vLLM's own limit of 600 s is too short to read the weights of 
 
 
 def variables(cache: Path) -> Mapping[str, str]:
-    """The variables; vLLM and the libraries below it keep what they compile in the folder `cache`."""
+    """The variables. With them, vLLM and its libraries keep what they compile in the folder `cache`."""
     folders = {
         "TORCHINDUCTOR_CACHE_DIR": cache / "torchinductor",
         "TRITON_CACHE_DIR": cache / "triton",

@@ -1,4 +1,4 @@
-"""Converts a request's sampling parameters to vLLM's, and vLLM's refusals to ours."""
+"""Converts a request's sampling parameters to vLLM's, and vLLM's refusals to the service's errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serve_app.engine.errors import RequestRefused, UnsupportedGrammar
 
 _BAN = -1e7  # vLLM adds biases before the repetition penalty, which may multiply them by 0.01
 _MIN_BIAS = -100.0  # this bias is a ban
-_MAX_BIASES = 1024  # a request with more ends vLLM's process on a GPU
+_MAX_BIASES = 1024  # a request with more biases crashes vLLM's process on a GPU
 _MIN_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and logs a warning for each request
 _MIN_TOP_P = 1e-6  # keeps only the most likely token; smaller values would become 0 in vLLM's float32
 _SEEDS = 2**63 - 1  # mask that keeps seeds from being negative: -1 would mean "no seed" to vLLM
@@ -28,10 +28,10 @@ def keywords(
 ) -> dict[str, Any]:
     """Keyword arguments for vLLM's SamplingParams, except for the grammar and the kind of output.
 
-    For vLLM, the first `said` tokens of the output are part of the prompt. `speculates`: whether it has a draft model.
+    For vLLM, the first `said` tokens of the output are part of the prompt. With `speculates`, vLLM has a draft model.
 
-    Stop strings and their minimum number of tokens are not included, because the service finds stop strings in its own
-    text. vLLM ends a reply at a stop token or a token of `eos`, which is then the last token of its output.
+    Stop strings are not included, because the service finds them in its own text. vLLM ends a reply at a stop token or
+    a token of `eos`, which is then the last token of its output.
 
     Raises ValueError for more biases than vLLM takes, and for parameters that it can't combine with a draft model.
     """
@@ -67,9 +67,9 @@ def keywords(
 
 
 def grammar_text(lark: str) -> str:
-    """The Lark text for vLLM, with an option that permits any tokens that spell the text that the grammar forces.
+    """The Lark text for vLLM. An option in it permits any tokens that spell a text that the grammar forces.
 
-    By default, vLLM allows only the tokens in which the model's tokenizer encodes the text. If the text contains a
+    By default, vLLM allows only the tokens to which the model's tokenizer encodes the text. If the text contains a
     special token's name, those tokens do not spell it, and the reply fails.
     """
     return f'%llguidance {{"no_forcing": true}}\n{lark}'

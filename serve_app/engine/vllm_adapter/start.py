@@ -182,7 +182,7 @@ def engine_arguments(settings: EngineSettings, options: VllmSettings, folder: Pa
 def _wrong_gpus(options: VllmSettings, gpus: float, on_nodes: bool) -> str | None:
     """A problem with this process's GPUs, and the remedy; None if there is none."""
     if on_nodes:
-        return None  # vLLM compares the placement group with its own size
+        return None  # vLLM itself checks the size of the placement group
     on_cpu = current_platform.is_cpu()
     if gpus and on_cpu:
         return (
@@ -203,7 +203,7 @@ def _wrong_gpus(options: VllmSettings, gpus: float, on_nodes: bool) -> str | Non
 
 
 async def _start(arguments: dict[str, Any], counts: StepCounts) -> tuple[AsyncLLM, int]:
-    """The engine, and the model's own context in tokens."""
+    """Start vLLM; return the engine, and the model's own context in tokens."""
     # vLLM derives its defaults for tokens per step and for sequences from the usage: here, an API server.
     usage = UsageContext.OPENAI_API_SERVER
     config = AsyncEngineArgs(**arguments).create_engine_config(usage)

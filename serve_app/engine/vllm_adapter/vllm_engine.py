@@ -66,7 +66,7 @@ class _Live:
     params: VllmSampling
     text: ReplyText
     said_text: str
-    grammar: GrammarState | None  # our own state: vLLM reports a reply whose grammar has failed as complete
+    grammar: GrammarState | None  # our own state: if a grammar fails, vLLM reports the reply as complete
     sink: LoopSink
     adapter: Adapter | None
     deadline: asyncio.TimerHandle | None = None
@@ -292,7 +292,7 @@ class VllmEngine:
                 live.deadline.cancel()
             self._emit(live, self._started_event(live, live.said_text))
             live.task = self._loop.create_task(self._run(live))
-            # Only when the task has told vLLM that the request has ended. Until then, a step may need the adapter.
+            # Releases the adapter when the request has ended in vLLM too. Until then, a step may need the adapter.
             live.task.add_done_callback(partial(self._task_ended, live))
 
     def _task_ended(self, live: _Live, _: asyncio.Task[None]) -> None:
@@ -505,7 +505,7 @@ class VllmEngine:
 def _refusal(error: Exception, params: SamplingParams) -> Exception | None:
     """The service's error for vLLM's `error` about a request; None if vLLM itself has failed."""
     cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
-    if isinstance(cause, GracefulHTTPError):  # vLLM's limits on waiting requests, if further arguments set them
+    if isinstance(cause, GracefulHTTPError):  # vLLM's own limits on waiting requests, which `further` can set
         return QueueFull(0)
     if not isinstance(cause, VLLMClientError | ValueError):
         return None
@@ -520,7 +520,7 @@ class _LoraStore:
         self._llm = llm
 
     async def load(self, adapter: Adapter, folder: Path) -> LoRARequest:
-        # vLLM finds cached prompts by this name. Without the number, it would find those of an earlier adapter.
+        # vLLM finds cached prompts by this name. Without the number, it would find prompts of an earlier adapter.
         request = LoRARequest(f"{adapter.name}-{adapter.number}", adapter.number, str(folder))
         await self._llm.add_lora(request)
         return request

@@ -18,14 +18,14 @@ _run_worker = WorkerProc.worker_main
 
 
 def bind_to_parents() -> None:
-    """Make each process that vLLM starts from now on end with its parent. vLLM (0.32) has no setting for it."""
+    """Let no process that vLLM starts from now on outlive its parent. vLLM (0.32) has no setting for this."""
     EngineCoreProc.run_engine_core = staticmethod(_engine_core)
     WorkerProc.worker_main = staticmethod(_worker)
 
 
 def _engine_core(*args: Any, **kwargs: Any) -> None:
     end_with_parent()
-    bind_to_parents()  # a spawned process has its own classes
+    bind_to_parents()  # a spawned process imports the unchanged classes
     _run_engine_core(*args, **kwargs)
 
 

@@ -77,7 +77,7 @@ class VllmSettings(BaseModel):
 
 
 def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
-    """A problem with the combination of both settings; None if no problem is known."""
+    """A problem with the settings or with vLLM's options; None if no problem is known."""
     if odd := sorted(NATIVE_ONLY & settings.model_fields_set):
         return f"{odd[0]} is a setting of the native engine: leave it out with engine: vllm"
     if settings.dtype == "int8":

@@ -116,7 +116,7 @@ def _nine_letters(call_id: str) -> str:
 
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts each call into a separate message, followed by its result, for templates that reject several calls in one.
+    """Puts each call into a separate message, followed by its result. Some templates reject several calls in a message.
 
     These templates also omit the text of a message with calls, so the text becomes a separate message before the calls.
     """
@@ -140,7 +140,7 @@ def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _written_out(tool_format: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Writes calls as text, in the form in which the model writes them.
+    """Writes earlier calls as text, as the model itself would write them.
 
     If the format has no role for results, they become user messages. Adjacent results and the user's next message are
     then joined, because many templates require that user and assistant alternate.

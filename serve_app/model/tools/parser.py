@@ -2,8 +2,9 @@
 
 A reply consists of optional reasoning, if the model has markers for it, followed by text and calls. Without reasoning
 and calls, the text parts joined together are exactly the reply. White space around calls is dropped, like their
-markers. Every other character is in exactly one text part or in the arguments of a call. A call that becomes invalid
-before its name and the beginning of its arguments are known is returned as text. The parser never raises an exception.
+markers. Every other character is in exactly one text part or in the arguments of a call. If a call becomes invalid
+before its name and the beginning of its arguments are known, it is returned as text. The parser never raises an
+exception.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ class ReplyParser:
     def feed_end(self, reason: str) -> list[Part]:
         """Ends the reply and returns the parts that were held back. `reason` is the finish reason.
 
-        A call whose name and the beginning of its arguments are known is returned as incomplete. If only its name is
-        known, it is returned as incomplete if `reason` is "length" or if a grammar has checked the reply. All other
-        incomplete calls are text; if a grammar has checked the reply, they are dropped.
+        A call that the end of the reply cuts off is returned as incomplete if its name and the beginning of its
+        arguments are known. If only its name is known, it is returned as incomplete if `reason` is "length" or if a
+        grammar has checked the reply. All other incomplete calls are text; if a grammar has checked the reply, they
+        are dropped.
         """
         self._source.ended = True
         self._calls.by_length = reason == "length"

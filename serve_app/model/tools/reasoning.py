@@ -23,7 +23,7 @@ class Markers:
     end: str
 
     def left_open(self, prompt: str) -> bool:
-        """Returns whether a rendered prompt ends within reasoning, so that the reply begins there.
+        """Returns whether a rendered prompt ends within reasoning, which the reply then continues.
 
         Only the end of the prompt counts, because templates that turn reasoning off write both markers.
         """
@@ -52,7 +52,7 @@ def read_reasoning(source: Source, markers: Markers, left_open: bool, parts: lis
     if left_open:
         source.take_held()
     marker = yield from source.skip_any((markers.begin, markers.end))
-    if marker == markers.begin or (left_open and marker):  # models may repeat the marker at the end of their prompt
+    if marker == markers.begin or (left_open and marker):  # a model may repeat the marker that ends its prompt
         yield from source.skip_space()
         source.take_held()
     elif not left_open:

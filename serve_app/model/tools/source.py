@@ -1,4 +1,4 @@
-"""Text as it arrives, for parsers written as generators that yield whenever they need more of it.
+"""Text as it arrives, for parsers that are written as generators and yield whenever they need more text.
 
 The source holds the text that a parser skips until the parser knows whether it is plain text or syntax. At most a few
 characters are read twice, so a reply takes linear time however it is split.
@@ -193,7 +193,7 @@ class Source:
         A number ends before the first character that cannot be part of a number.
         """
         closers: list[str] = []
-        wants = "value"  # or: value or end, key, key or end, colon, next
+        wants = "value"  # or "value or end", "key", "key or end", "colon", "next"
         while True:
             # A top-level value begins here; the caller has skipped any white space before it.
             c = yield from self.skip_space() if closers else self.next_char()

@@ -13,8 +13,8 @@ from serve_app.model.tools.parser import ReplyParser
 class ToolFormat:
     """One way to write tool calls.
 
-    A reply's calls are `opening`, the calls joined by `separator`, then `closing`. Without a separator, only one call
-    is possible. In `call`, NAME stands for the function's name, and "NAME" for its name as JSON.
+    The calls of a reply are written as `opening`, the calls joined by `separator`, then `closing`. Without a separator,
+    only one call is possible. In `call`, NAME stands for the function's name, and "NAME" for its name as JSON.
     """
 
     name: str

@@ -15,7 +15,7 @@ USAGE_COLUMNS = (
 )
 ARCHIVED = "(SELECT coalesce(max({0}), 0) FROM archives WHERE exported_at IS NOT NULL)"
 ARCHIVED_ENTRY, ARCHIVED_NUMBER = ARCHIVED.format("entry"), ARCHIVED.format("number")
-#: By table: condition for rows that no archive has. It must not be NULL, even where a column is NULL.
+#: By table: the condition that a row is in no archive. It must not be NULL, even where a column is NULL.
 NOT_ARCHIVED = {
     "journal_entries": f"OLD.kind <> 'charge' OR OLD.id > {ARCHIVED_ENTRY}",
     "postings": f"OLD.entry_id > {ARCHIVED_ENTRY}",

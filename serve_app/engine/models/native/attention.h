@@ -1,8 +1,8 @@
 // Attention of one tile of queries over one sequence's paged keys and values, with the online softmax of
 // FlashAttention (arXiv 2205.14135): 64 tokens at a time, so that scores stay in the first-level cache.
 //
-// Keys are stored as (block, head, size, token), so that scores are products of rows without sums across a vector;
-// values as (block, head, token, size). Both are IEEE halves.
+// Within a block of one head, keys are stored as (size, token), so that scores are products of rows without sums across
+// a vector. Values are stored as (token, size). Both are half-precision floats (IEEE 754).
 #pragma once
 #include <cmath>
 #include <type_traits>
@@ -128,9 +128,9 @@ static inline void product(
     product_rest<kProductRows - 1>(rows - r, cols, a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
-// Scores of R queries (R, size) with n tokens of one sequence from `from` on, to (R, kChunk), directly from the halves.
-// (Converting the keys first is faster only for many queries.) Scores beyond n come from stale content of the block.
-// Sums have the order of `product`, so that scores have the same bits.
+// Computes the scores (R, kChunk) of R queries (R, size) with n tokens of one sequence, from token `from` on. Reads
+// half-precision keys directly; converting them first is faster only for many queries. Scores beyond n have no meaning.
+// Sums are computed in the same order as in `product`, so that scores have the same bits.
 template <int R>
 static inline void scores_of_few(const PagedCache& cache, const int32_t* table, int kv_head, int from, int n,
                                  const float* q, float* scores, const Ahead* ahead) {
@@ -155,7 +155,7 @@ static inline void scores_of_few(const PagedCache& cache, const int32_t* table, 
     }
 }
 
-// out (R, size) += weights (R, kChunk) * values of n tokens of one sequence from `from` on; see scores_of_few.
+// out (R, size) += weights (R, kChunk) * values of n tokens of one sequence from token `from` on.
 template <int R>
 static inline void add_values_of_few(const PagedCache& cache, const int32_t* table, int kv_head, int from, int n,
                                      const float* weights, float* out) {
@@ -184,7 +184,7 @@ static inline void add_values_of_few(const PagedCache& cache, const int32_t* tab
     }
 }
 
-// Calls `call` with the number of rows as a constant: `call(std::integral_constant<int, rows>)`.
+// Calls `call` with the number of rows, at most Max, as a constant: `call(std::integral_constant<int, rows>)`.
 template <int Max, class Call>
 static inline void with_rows(int rows, const Call& call) {
     if constexpr (Max > 0) {
@@ -203,8 +203,8 @@ struct AttentionScratch {
 };
 
 // Attention of `tokens` consecutive tokens from `position` on, each with `heads` query heads that share one key head.
-// The queries are the rows (token, head) of `q` (rows, size), already scaled. Writes `out` (rows, size). `next` is what
-// this thread reads next; its first blocks are prefetched.
+// The queries are the rows (token, head) of `q` (rows, size), already scaled. Writes `out` (rows, size). `next` is the
+// stretch that this thread reads next; its first blocks are prefetched.
 static inline void attend(const PagedCache& cache, const int32_t* table, int kv_head, int position, int tokens,
                           int heads, int window, const float* q, float* out, const Stretch& next,
                           AttentionScratch& scratch) {

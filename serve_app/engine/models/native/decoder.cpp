@@ -1,7 +1,7 @@
 // The forward pass of a llama-like decoder in int8 on the CPU. All of it is one parallel region, in which only barriers
 // separate the matrix products.
 //
-// library.py binds the C interface at the end.
+// library.py binds the C functions at the end of this file.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Layer {
     const float *input_norm, *q_norm, *k_norm, *post_norm;  // q_norm and k_norm may be null
     Matrix qkv, output, gate_up, down;
     uint16_t* cache;  // see PagedCache
-    int32_t window;  // 0: all
+    int32_t window;  // tokens that a query sees, including itself; 0: all
 };
 
 // Consecutive tokens of one sequence: rows `row .. row + tokens` of the step, the first at `position`.
@@ -98,7 +98,7 @@ static inline Scaled silu(Scaled x) {
     return x;
 }
 
-// Tokens of one tile of queries: enough rows to make the conversion of the keys cheap, few enough for the cache.
+// Tokens of one tile of queries: enough to make the conversion of the keys cheap, and few enough to fit the cache.
 static inline int tile_tokens(int heads_per_kv) { return std::max(1, 96 / heads_per_kv); }
 
 void Decoder::run(const Step& step) {

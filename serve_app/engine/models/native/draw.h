@@ -1,4 +1,5 @@
-// Draws tokens with all passes over the logits in one function; serve_app/engine/sampling/draw.py is the same in torch.
+// Draws tokens by temperature, with all passes over the logits in one function. serve_app/engine/sampling/draw.py does
+// the same in torch, and adds top-k, top-p and min-p.
 //
 // A row's results have the same bits in any batch and with any number of threads.
 #pragma once
@@ -17,7 +18,7 @@ struct Draw {
     int64_t* tokens;         // (rows,)
     float* drawn;            // (rows,): the tokens' weights
     int64_t rows, blocks;
-    float least;  // weights up to this are 0
+    float least;  // weights up to this become 0
     int32_t threads;
 };
 
@@ -105,7 +106,7 @@ static void draw_row(const Draw& d, int64_t r) {
     double target = d.uniform[r] * total(sums, d.blocks) * kBelowOne;
     const int64_t block = passes(sums, d.blocks, target);
     const float* part = row + block * kBlock;
-    // The block's own sum may be rounded differently.
+    // This sum may be rounded differently from the block's entry in `sums`.
     const double limit = total(part, kBlock) * kBelowOne;
     if (target > limit) target = limit;
     d.tokens[r] = block * kBlock + passes(part, kBlock, target);

@@ -22,7 +22,7 @@ static inline int groups_of(int in) { return (in + kGroup - 1) / kGroup; }
 static inline int panels_of(int out) { return (out + 2 * kLanes - 1) / (2 * kLanes) * 2; }  // always pairs
 static inline int padded(int in) { return (in + 3) / 4 * 4; }
 
-// Bytes of a packed matrix, and the packing; rows beyond `out` and inputs beyond `in` are zeros.
+// Bytes of a packed matrix, and the function that packs it. Rows beyond `out` and inputs beyond `in` are zeros.
 static inline int64_t packed_size(int out, int in) { return int64_t(panels_of(out)) * kLanes * padded(in); }
 
 static inline void pack(const int8_t* values, int out, int in, uint8_t* panels) {
@@ -44,7 +44,7 @@ static inline void pack(const int8_t* values, int out, int in, uint8_t* panels) 
 struct Rounded {
     std::vector<int8_t> values;   // (rows, padded(in))
     std::vector<float> scales;    // (rows, groups)
-    std::vector<int32_t> starts;  // (rows, groups): start of a group's sum, which undoes the weights' offset
+    std::vector<int32_t> starts;  // (rows, groups): a group's sum starts from this, which cancels the weights' offset
 
     void reserve(int rows, int in) {
         values.resize(size_t(rows) * padded(in) + 64);

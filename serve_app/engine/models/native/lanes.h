@@ -1,5 +1,5 @@
-// Vectors of the target machine: floats as the compiler's vector types, and the one operation without a portable form,
-// the dot product of four bytes per lane.
+// Vectors of the target machine: the compiler's vector types for floats, and intrinsics for the dot product of four
+// bytes per lane and for half precision.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -72,7 +72,7 @@ static inline Sums dot(Sums s, Bytes w, Bytes x) {
 #endif
 typedef float Scaled __attribute__((vector_size(kLanes * 4)));
 
-// IEEE half precision, as the KV cache stores it; `n` values.
+// Converts `n` half-precision values, the KV cache's type, to floats.
 static inline void halves_to_floats(const uint16_t* from, float* to, int n) {
     int i = 0;
 #if defined(__AVX512F__)

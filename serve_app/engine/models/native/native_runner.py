@@ -213,7 +213,7 @@ class NativeRunner:
         return total
 
     def _interleave(self, gate_up: torch.Tensor | Int8Weight) -> Int8Weight:
-        """Interleave panels of gates with the matching panels of ups, so that both are in one tile of the product."""
+        """Interleave panels of the gate and the up matrix, so that one tile of the product has matching panels."""
         assert isinstance(gate_up, Int8Weight)
         lanes = self._library.native_lanes()
         inner = gate_up.shape[0] // 2

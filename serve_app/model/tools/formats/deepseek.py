@@ -83,7 +83,7 @@ V3 = ToolFormat(
     begins=CALLS_BEGIN,
     also_begins=(CALL_BEGIN,),
     reads_tools=False,
-    # The templates concatenate the arguments with other text, and R1's prints calls only if the content is null. Calls
+    # The templates concatenate the arguments with other text, and R1's writes calls only if the content is null. Calls
     # of earlier turns are therefore inserted as text, which gives the model the same prompt.
     reads_calls=False,
 )
