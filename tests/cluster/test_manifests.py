@@ -3,6 +3,7 @@
 test_mutations.py breaks them.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,15 @@ def test_the_gateway_publishes_every_door_under_both_base_paths_and_no_other_exa
     paths = [match["path"] for rule in route["spec"]["rules"] for match in rule["matches"]]
     exact = {path["value"] for path in paths if path["type"] == "Exact"}
     doors = {door.path for door in (*DOORS, *TOKEN_DOORS)}
-    assert exact == {prefix + path for path in doors for prefix in ("", "/v1")} | {"/health", "/ready"}
+    formats = {prefix + path for path in doors for prefix in ("", "/v1")}
+    assert exact == formats | {"/", "/openapi.json", "/favicon.ico", "/health", "/ready"}
+    [proxy] = re.findall(
+        r"@public path (.*)", (CLUSTER.parent / "docs/deploy/one-gpu-machine.md").read_text(encoding="utf-8")
+    )
+    published = proxy.split()
+    prefixes = tuple(one.removesuffix("*") for one in published if one.endswith("*"))
+    assert all(path in published or path.startswith(prefixes) for path in exact)
+    assert not any(one.startswith(("/admin", "/v1/admin", "/*")) for one in published)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -195,7 +204,9 @@ def test_clients_reach_both_base_forms(path: str) -> None:
     assert serves(rule, "/v1" + path)
 
 
-@pytest.mark.parametrize("path", ["/admin", "/admin/accounts", "/v1/admin/accounts", "/-/healthz", "/-/routes", "/"])
+@pytest.mark.parametrize(
+    "path", ["/admin", "/admin/accounts", "/v1/admin/accounts", "/admin/docs", "/-/healthz", "/-/routes"]
+)
 def test_the_operators_paths_are_not_published(path: str) -> None:
     rule = read_set("production").named("HTTPRoute", "serve-app")["spec"]["rules"][0]  # type: ignore[index]
     assert not serves(rule, path)
