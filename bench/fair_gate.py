@@ -180,7 +180,8 @@ class Simulation:
 
     def _arrive(self) -> None:
         own = self._load.prompt - self._load.cached
-        backlog = min(192, 16 + 6 * self._load.step_tokens // own)  # enough until new ones reach the engine
+        # enough waiting requests until new ones reach the engine
+        backlog = min(192, 16 + 6 * self._load.step_tokens // own)
         for tenant in self._tenants:
             while self._waiting[tenant] < backlog // len(self._tenants):
                 request = self._request(tenant, own)

@@ -52,7 +52,7 @@ PAGES = ("", "/usage", "/usage?span=90+days&by=key", "/usage?span=24+hours", "/r
 DAYS = 92
 BATCH = 500_000
 
-# Every 50th request failed and cost nothing. `base` is the journal entry of the last top-up.
+# Every 50th request failed and cost nothing. `base` is the number of the last journal entry before the fill.
 FILL = """
 CREATE TEMP TABLE made ON COMMIT DROP AS
 SELECT n, owners.*, %(begin)s + n * %(step)s AS at, CASE WHEN n %% 3 = 0 THEN 'svc-coder' ELSE 'svc-chat' END AS model,
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=8.0, help="to measure each rate; default: 8")
     parser.add_argument("--accounts", type=int, default=1000, help="accounts that share the requests; default: 1000")
-    parser.add_argument("--pages", action="store_true", help="measure only the console's pages")
+    parser.add_argument("--pages", action="store_true", help="on the full ledger, measure only the console's pages")
     parser.add_argument("--per-second", type=float, default=300.0, help="settlements during the checks; default: 300")
     options = parser.parse_args()
     found: dict[str, Any] = {"requests": options.requests}

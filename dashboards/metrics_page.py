@@ -17,25 +17,27 @@ GROUPS: Sequence[tuple[str, Sequence[Metric]]] = (
     ("Model replicas", metrics.OF_REPLICAS),
 )
 INTRODUCTION = (
-    "Made by `python -m dashboards` from `serve_app/contracts/metrics.py`. How to scrape them: "
-    "[observing.md](observing.md)."
+    "This page lists all metrics of the service. `python -m dashboards` generates it from "
+    "`serve_app/contracts/metrics.py`. [observing.md](observing.md) explains how to scrape the metrics."
 )
 NOTES = (
-    "Names are as in Prometheus. A histogram has `_bucket`, `_sum` and `_count` after its name, and is exported as "
-    "gauges, because sums of Ray's own histograms are estimates.",
-    "Ray adds `application`, `deployment`, `replica` and its own labels; the scrape adds `cluster` and `namespace`. "
-    "`model` is the identifier that clients name, `backend` the application that serves it; both are `none` for a "
-    "request that is refused before they are known. No label is an account or a key.",
-    "A counter or histogram is exported as 0 for each value of its labels from the start, so that `increase` sees its "
-    "first event.",
-    "Counters start at 0 with each process. Do not bill from metrics: the ledger is authoritative.",
+    "Names are as in Prometheus. Each histogram is exported as series with `_bucket`, `_sum` and `_count` after its "
+    "name. These series have the type gauge: Ray's own histograms would export only estimated sums.",
+    "Ray adds `application`, `deployment`, `replica` and its own labels; the scrape configuration adds `cluster` and "
+    "`namespace`.",
+    "The label `model` is the identifier that the client named, and `backend` is the application that served the "
+    "request. Each is `none` if the request was refused before it was known. No label contains an account or a key.",
+    "A counter or histogram is exported as 0 for each value of its labels from the start. Without this, Prometheus's "
+    "`increase` would miss its first event.",
+    "Counters start at 0 with each process. Do not bill from metrics: only the ledger is exact.",
 )
 OWN = (
-    "A replica on vLLM also exports vLLM's own metrics, with `ray_vllm_` in place of `vllm:`: for example "
-    "`ray_vllm_time_to_first_token_seconds_bucket`, about 600 series per replica. [vLLM's documentation]"
-    "(https://docs.vllm.ai/en/latest/usage/metrics.html) describes them. Replicas read them every 5 s. vLLM's queue is "
-    "nearly empty, because requests wait in the service's queue: waiting requests are in the table above. Metrics that "
-    "only show configuration (`…_info`) are left out."
+    "A replica on vLLM also exports vLLM's own metrics, about 600 series per replica. Their names have the prefix "
+    "`ray_vllm_` in place of `vllm:`, for example `ray_vllm_time_to_first_token_seconds_bucket`. [vLLM's "
+    "documentation](https://docs.vllm.ai/en/latest/usage/metrics.html) describes them. The replica reads them from "
+    "vLLM every 5 s. It leaves out metrics that only show configuration (`…_info`). vLLM's metrics of waiting "
+    "requests are nearly always 0, because requests wait in the service's queue: use "
+    "`ray_serve_app_waiting_sequences` instead."
 )
 TABLE = "| metric | kind | unit | labels | description |\n|---|---|---|---|---|"
 

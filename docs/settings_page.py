@@ -23,10 +23,12 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
 }
 INTRODUCTION: Final = """# Settings
 
-All settings in `config.yaml`. `python -m docs.settings_page` generates this page from their declarations in the code. \
-For how to change a setting, and for settings that need more explanation, see [Configure](guides/configure.md).
+This page lists all settings of the service in `config.yaml`. `python -m docs.settings_page` generates it from their \
+declarations in the code. [Configure](guides/configure.md) explains how to change a setting, and describes those \
+settings that need more explanation.
 
-Replicas, resources and timeouts are Ray Serve's own deployment options."""
+The page does not list Ray Serve's own deployment options in the same file, such as the number of replicas, their \
+resources and their timeouts."""
 TYPES: Final = {"string": "text", "boolean": "true, false", "array": "list", "object": "mapping", "null": ""}
 
 

@@ -89,7 +89,10 @@ def greedy(options: Options, report: Report) -> None:
 
 
 def bfloat16(options: Options, report: Report) -> None:
-    """Checks that the error of bfloat16, relative to float32, is at most MAX_RATIO times that of transformers."""
+    """Checks that the engine's mean error in bfloat16 is at most MAX_RATIO times that of transformers, plus 1e-3.
+
+    An error is the difference of a log-probability from that of transformers in float32.
+    """
     import torch
 
     from bench.gpu_check import models
@@ -110,7 +113,7 @@ def bfloat16(options: Options, report: Report) -> None:
 def judge(report: Report, name: str, shape: str, reference: Any, asked: Any, said: Any) -> None:
     """Compares an engine's error with that of `reference`, transformers' model with the same weights.
 
-    Converts `reference` to float32, because both errors are relative to its scores in float32.
+    Converts `reference` to float32, because both errors are differences from its scores in float32.
     """
     from bench.gpu_check import models
 

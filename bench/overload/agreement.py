@@ -138,7 +138,7 @@ def _first(requests: list[Sent]) -> tuple[float, float]:
 def closed_loop(service: Fitted, requests: int = 200) -> float:
     """Mean seconds per request while four clients always have a request."""
     replica = Replica("r", service.device, 0.0)
-    due = [0.0] * SLOTS  # when the next request of a client reaches the replica, in order
+    due = [0.0] * SLOTS  # times at which the clients' next requests reach the replica, ascending
     ended: list[float] = []
 
     def end(kind: str, at: float) -> None:

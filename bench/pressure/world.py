@@ -178,7 +178,7 @@ class World:
                 self._plan(replica)
 
         if due < inf and replica.planned != version:
-            # A version is planned once: a request that only waits does not change the plan.
+            # The next event of a version is scheduled once. A new request that only waits does not change the version.
             replica.planned = version
             self.at(due, run)
 

@@ -78,7 +78,7 @@ NOT_BEGUN = Place(0, 0, 0)
 
 @runs_in_steps(CheckBooks)
 def check_books(database: Books, wanted: CheckBooks, now: float) -> CheckReport:
-    """Runs steps for about `wanted.seconds`, at least one."""
+    """Runs steps for about `wanted.seconds`, but at least one step."""
     until = time.monotonic() + wanted.seconds
     found: list[Difference] = []
     place: Place | None = NOT_BEGUN if wanted.after is None else _parse(wanted.after)

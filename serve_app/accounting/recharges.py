@@ -75,7 +75,7 @@ def save_method(transaction: Transaction, wanted: SaveMethod, now: float) -> str
         check_name(what, "an id of the provider", longest=200)
     row = read_row(connection, account_id)
     if row is None:
-        return None  # the method belongs to a different service with the same provider
+        return None  # the setup was not begun on this ledger, but by another service that uses the same provider
     if row.setup_id is None or row.setup_id != wanted.setup_id:
         return None if method == row.method else method  # a repeated report, or recharging was turned off meanwhile
     ids = {"provider": wanted.provider, "customer": wanted.customer, "method": method}
@@ -120,7 +120,8 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
     query = select(func.count()).select_from(notices).where(*made, notices.c.detail != "")
     if connection.execute(query).scalar_one() >= MAX_A_DAY:
         return
-    # The previous release knows no kind for this notice. Its text for the kind "balance" is also true here.
+    # The previous release may read this row, too, and has no kind for this notice. The text that it shows for the kind
+    # "balance" is also true here.
     shared = {
         "account_id": account_id,
         "kind": "balance",

@@ -30,7 +30,7 @@ from serve_app.contracts.errors import Conflict, InvalidValue, LedgerError, Sche
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
-# Higher than the number of versions or epochs that a ledger assigns between a backup and its loss.
+# More than the number of versions or epochs that a ledger assigns between its last backup and the day it is lost.
 AHEAD: Final = 10**12
 NO_RECHARGE_S: Final = DAY_S
 
@@ -108,8 +108,9 @@ def _separate_from_lost_ledger(connection: Connection, now: float) -> None:
 
     Versions and epochs jump far ahead, so every process that reads changes sees all accounts and keys as changed.
     No lease counts as released: if a limiter of the lost ledger still runs, its successor waits until that lease has
-    expired. Posted holds are deleted; the costs of their requests are in a spool, or lost. No account is recharged for
-    a day, because payments after the backup are missing in this ledger until the provider reports them again.
+    expired. Holds that gateways or limiters stored in the ledger are deleted; the costs of their requests are in a
+    spool, or lost. No account is recharged for a day, because payments after the backup are missing in this ledger
+    until the provider reports them again.
     """
     for table in (accounts, api_keys, head):
         connection.execute(update(table).values(version=table.c.version + AHEAD))

@@ -1,4 +1,4 @@
-"""Sign-up: a person opens an account without an invitation. The starting credits of 24 hours have a cap."""
+"""Sign-up: a person opens an account without an invitation. The sum of starting credits within 24 hours is capped."""
 
 from __future__ import annotations
 

@@ -83,7 +83,10 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
 
 
 async def known_id(admin: AdminServices, asked: str) -> str:
-    """Returns the id of the ledger's request with this id or trace id; if there is none, an id that it may have."""
+    """Returns the id of the request in the ledger whose id or trace id is `asked`.
+
+    If the ledger has none, returns the first id that a request with this trace id can have, or `asked` itself.
+    """
     ids = possible_ids(asked)
     for one in ids:
         if await admin.run(commands.FindRequest(one)) is not None:

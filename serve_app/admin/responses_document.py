@@ -82,13 +82,12 @@ def _create(refused_requests: str) -> Schema:
         "description": (
             "null is the same as absent. Unknown fields are ignored. A wrong type returns 400, a wrong value 422. "
             f"{refused_requests}\n\n"
-            "Rules that the schema does not express: write integers without a decimal point; items of other types "
-            "return 422; a part of a message is text; `tools` does not repeat a name; `tool_choice` is `required` or "
-            "names a tool only if `tools` has one that the model can call; `stream_options.resume` needs "
-            "`stream: true`; an item reference names an item of a stored response; items fit into the context; a JSON "
-            "Schema has a maximum size. Fields that would change the reply and are not supported return 422: "
-            + ", ".join(f"`{name}`" for name in REFUSED)
-            + "."
+            "Rules that the schema does not express: write integers without a decimal point; an item of `input` whose "
+            "type the schema does not list returns 422; a part of a message is text; `tools` does not repeat a name; "
+            "if `tool_choice` is `required` or names a tool, `tools` must have one that the model can call; "
+            "`stream_options.resume` needs `stream: true`; an item reference names an item of a stored response; items "
+            "fit into the context; a JSON Schema has a maximum size. Fields that would change the reply and are not "
+            "supported return 422: " + ", ".join(f"`{name}`" for name in REFUSED) + "."
         ),
         "security": [{"apiKey": []}],
         "parameters": responses.parameters("IdempotencyKey", "RequestId"),

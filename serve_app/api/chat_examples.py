@@ -49,7 +49,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         },
     },
     "json": {
-        "summary": "A reply that is JSON of a schema",
+        "summary": "A reply in JSON that matches a schema",
         "value": {
             "model": "svc-coder",
             "messages": [{"role": "user", "content": "Is 91 prime? Answer as JSON."}],

@@ -1,4 +1,4 @@
-"""`serve-app usage export`: exports usage of any length as CSV or JSON, with one row per request or per group."""
+"""`serve-app usage export`: exports any amount of usage as CSV or JSON, with one row per request or per group."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def export_usage(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help=f"{' or '.join(FORMATS)}; JSON is one array, one object per line. Default: csv.",
+            help=f"{' or '.join(FORMATS)}; JSON is one array, one object per line. Default: csv, with --json json.",
         ),
     ] = None,
     output: Annotated[
@@ -55,7 +55,7 @@ def export_usage(
         typer.Option(metavar="FILE", help="Output file, written completely or not at all; - is standard output."),
     ] = "-",
 ) -> None:
-    """Write usage to a file: each billed request, or sums. Times are in UTC, charges are exact decimals."""
+    """Write usage to a file: each settled request, or sums. Times are in UTC, charges are exact decimals."""
     only_json = session.out.is_document and output == "-"
     form = form or ("json" if only_json else "csv")
     if form not in FORMATS:

@@ -60,9 +60,9 @@ def list_requests(
         str | None, typer.Option(metavar="CURSOR", help="Cursor of the previous page, as its last line shows.")
     ] = None,
 ) -> None:
-    """List billed requests, newest first, in pages. Times are in UTC.
+    """List settled requests, newest first, in pages: completed, cancelled and failed ones. Times are in UTC.
 
-    Refused requests are not billed: `requests show` finds them by their id.
+    Refused requests are not in the list: `requests show` finds them by their id.
     """
     if status is not None and status not in OUTCOMES:
         raise UsageError(f"--status {status}: must be one of {', '.join(OUTCOMES)}")

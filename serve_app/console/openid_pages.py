@@ -88,7 +88,11 @@ async def come_back(visit: Visit) -> Response:
 
 
 async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
-    """Returns a page that leads to the provider. A redirect would be subject to the form page's content policy."""
+    """Returns a page that leads to the provider.
+
+    Some browsers would block a redirect, because they also apply the policy `form-action 'self'` of the page with the
+    form to it.
+    """
     provider, now = _provider(visit), visit.console.now()
     text = json.dumps([purpose, invited, now, secrets.token_hex(16)])
     keys = SecretKeys(visit.console.secret_keys.current)

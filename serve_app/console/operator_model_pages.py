@@ -17,7 +17,7 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts.calls import Unavailable
 
 ENOUGH: Final = 30  # minimum requests of each backend for a meaningful difference
-SAME: Final = 0.05  # relative difference below which the page calls two times the same
+SAME: Final = 0.05  # if two durations differ by a smaller part than this, the page says "as fast"
 CHANCE: Final = 0.05  # a higher failure rate counts if its probability by chance is lower than this
 
 
@@ -167,7 +167,7 @@ async def price(visit: Visit) -> Response:
 
 
 async def _change(visit: Visit, operation: str, body: dict[str, Any], done: str) -> Response:
-    """Shifts traffic. The form names the version of the traffic that its page showed."""
+    """Shifts traffic. The form's `expected` is the version of the traffic weights that the page showed."""
     wanted, expected = visit.request.path_params["model"], visit.form.get("expected", "")
     if reason := visit.form.get("reason", "").strip():
         body["reason"] = reason

@@ -172,7 +172,7 @@ class Console:
         return self.mailer is not None and bool(self.url)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:
-        """Returns the navigation below `prefix`: names, by path, of the pages that `role` may open; None: all pages."""
+        """Returns the names, by path, of the pages below `prefix` that `role` may open, or of all if `role` is None."""
         named = [page for page in self.pages if page.section and page.path.startswith(prefix)]
         order = list(NAVIGATION)
         named.sort(key=lambda page: order.index(page.section) if page.section in NAVIGATION else len(order))
@@ -256,7 +256,7 @@ class Visit:
         return self.request.url.path.removeprefix(self.root)
 
     def page(self, template: str, status: int = 200, *, section: str = "", **values: Any) -> Response:
-        """Renders a page. `section` is the path of its entry in the navigation, if it is not the page's own."""
+        """Renders a page. `section` is the path of the navigation entry to highlight; default: the page's own path."""
         account_id, me = self.request.path_params.get("account_id"), self.person
         role = me.roles.get(account_id, "") if me is not None and account_id is not None else ""
         # Pages that belong to no account show the navigation of the person's first account.
@@ -267,7 +267,7 @@ class Visit:
         shared = {
             "root": self.root,
             "csrf": self.csrf,
-            "csrf_token": self.csrf,  # inside ui.html, where csrf is the macro
+            "csrf_token": self.csrf,  # the same value for ui.html, where `csrf` is a macro
             "me": me,
             "account_id": account_id,
             "error": "" if refused is None else str(refused),
@@ -298,7 +298,7 @@ class Visit:
         return response
 
     def go(self, path: str, *, done: str = "") -> Response:
-        """Redirects to a page of the console, never to a target that a request names. That page shows `done`."""
+        """Redirects to a page of the console, which shows `done`. The URL always begins with the console's root."""
         response = RedirectResponse(self.root + path, 303)
         if done:
             self.set_cookie(response, DONE, quote(done), 60)
@@ -421,11 +421,11 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
             raise Refused(401, "Sign in first.")
         if request.method == "GET" and visit.session is not None:
             check_wait(console.rates.count((visit.session.session_id, PAGES_PER_MINUTE)))
-        # Also applies to an account that does not exist: the visitor learns nothing about it.
         if rule <= OPERATORS:
             role = visit.me.operator_role
         else:
             role = visit.me.roles.get(request.path_params.get("account_id", ""))
+        # An account that does not exist is refused like other people's accounts, so nobody learns which ones exist.
         if rule is not SIGNED_IN and role not in rule:
             raise Refused(403, "Your role does not open this page.")
     if request.method == "POST":

@@ -67,7 +67,7 @@ def address_of(request: Request) -> str:
 
 
 def offers_of(catalogue: Catalogue, now: float) -> Iterator[Offer]:
-    """Yields the models that the service offers at `now`, in Unix seconds."""
+    """Yields the service's models with their prices at `now`, in Unix seconds."""
     for name in catalogue.identifiers:
         model, price = catalogue[name], catalogue.price(name, now)
         prices = map(format_price, (price.input, price.cached_input, price.output))

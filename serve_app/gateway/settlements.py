@@ -272,7 +272,7 @@ class Settlements:
 
     async def _keep(self, settlement: Settlement) -> None:
         """Returns when the settlement is in the spool. Raises SpoolFull."""
-        # Only a replay shows that the ledger is back.
+        # Only a replay clears this flag, so a process that does not replay must not set it.
         self._ledger_is_unavailable = self._replaying is not None
         try:
             is_kept = await self._keeping.submit(settlement)

@@ -57,8 +57,8 @@ class Account:
 
     Why the free balance is never overstated: every charge is covered by a hold that is at least as large. The ledger
     commits a charge and raises the account's version in one step. A hold is removed only in the step that also brings
-    the balance to the version of its settlement or a later one (`close`). A snapshot of an older version is ignored
-    (`apply`, `update_balance`). So at every moment each admitted request is in one of three states:
+    the balance to the version of its settlement or a later one (`Admission.release`). A snapshot of an older version is
+    ignored (`apply`, `update_balance`). So at every moment each admitted request is in one of three states:
 
     - not settled, and held;
     - settled, the new balance not known here yet, and held;
@@ -75,9 +75,9 @@ class Account:
     Why this stays true with grants that expire: the balance contains the remainder of each grant (`expiring`) until the
     ledger removes it, long after the expiry. A request may be paid from a grant that had not expired when the request
     began, and each charge uses the grant that expires soonest. So only the holds opened before the expiry can use an
-    expired remainder. The part that exceeds these holds cannot be used at all (`expired`). A grant that is usable for
-    one hold is also usable for every earlier hold. So the holds can use the most if the remainders are assigned to them
-    in the order of expiry.
+    expired remainder. The part that exceeds these holds cannot be used at all (`expired`). The sooner a remainder
+    expires, the fewer holds can use it. So the least is left unused if the remainders are assigned to the holds in the
+    order of expiry.
 
     A settlement reports the balance, but not the grants in it. So `expiring` may be older than `balance`, and contain
     remainders from before some charges. Such remainders are too large, so too much is subtracted from `free`, which is
@@ -89,7 +89,7 @@ class Account:
 
     account_id: str
     contract: Contract  # the limits that apply now
-    snapshot: AccountSnapshot | None = None  # the last one applied; while it is None, holds count already
+    snapshot: AccountSnapshot | None = None  # the last one applied; holds count even while it is None
     balance: int | None = None  # nano-units; None until a snapshot was applied
     version: int = -1
     held: int = 0  # nano-units
@@ -117,7 +117,10 @@ class Account:
             self._recharge_announced(now)
 
     def _recharge_announced(self, now: float) -> None:
-        """Recharges the holds announced before the first snapshot, now that the account's own limits are known."""
+        """Charges the holds announced before the first snapshot to the token buckets again.
+
+        Until then, the account's own limits were not known.
+        """
         for bucket in self.tokens:
             bucket.tat = -inf
         for hold in self.holds.values():
@@ -136,8 +139,9 @@ class Account:
     def update_balance(self, balance: int, version: int) -> None:
         """Sets the balance after a settlement, unless a newer one is known.
 
-        While the balance is unknown, stores only the version, so that a look-up read before this settlement is ignored
-        as old. The first balance must come from `apply`, which also learns whether the account is active.
+        While the balance is unknown, stores only the version, so that the result of a look-up is ignored as old if it
+        was read before this settlement. The first balance must come from `apply`, which also learns whether the account
+        is active.
         """
         if version > self.version:
             self.version = version
@@ -205,14 +209,14 @@ class Account:
 class Key:
     """A key's last applied snapshot, its open requests, and the rate buckets that they are charged to.
 
-    Why a budget is never overspent: as with balances (see Account), a hold is removed only in the step that updates
-    what the key has spent, as of the hold's settlement or later. Older figures are ignored. So each charge is taken
-    from `left` at least once. A charge counts in the period in which its request ends, and requests can run past the
-    end of a period. So the holds of all open requests are taken from the budget of the current period. A charge then
-    fits into the next period as well as into the one in which its request was admitted.
+    Why a budget is never overspent: as with balances (see Account), a hold is removed only in the step that also brings
+    the key's spending to the version of the hold's settlement or a later one. Older figures are ignored. So each charge
+    is taken from `left` at least once. A charge counts in the period in which its request ends, and requests can run
+    past the end of a period. So the holds of all open requests are taken from the budget of the current period, also of
+    those admitted in an earlier one. Each charge then fits, in whichever period its request ends.
 
-    Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because by a gateway's clock, a request
-    may still end in it. Meanwhile the ledger may already report what was spent in the next period. This counts at once,
+    Clocks differ by up to CLOCK_SKEW_S. A period begins and ends that much later here, because by a gateway's clock, a
+    request may still end in it. Meanwhile the ledger may already report the next period's spending. It counts at once,
     but the ledger then no longer reports the period that is ending here. So the last figure for the ending period keeps
     counting, and every hold that is removed counts as spent in full (`freed`). Without such a figure, the rest of the
     budget is unknown until the period has ended here, too (`unsure_s`).
@@ -220,7 +224,7 @@ class Key:
 
     account: Account
     key_id: str
-    snapshot: KeySnapshot | None = None  # the last one applied; while it is None, holds count already
+    snapshot: KeySnapshot | None = None  # the last one applied; holds count even while it is None
     networks: tuple[Network, ...] | None = None  # allowed networks; None: any
     held: int = 0  # nano-units
     open: int = 0  # requests
@@ -313,7 +317,8 @@ class Key:
         if self.spent_period <= period.name or self._ending[1] == period.name:
             return 0.0
         left_s = period.ends - (at - CLOCK_SKEW_S)
-        # If the ledger is ahead by more than the skew, it is trusted. Otherwise, spending could be unknown for hours.
+        # If the ledger's clock is ahead by more than the skew, the figure that it reports is used alone: with `left_s`,
+        # spending could be unknown for hours.
         return left_s if left_s <= 2 * CLOCK_SKEW_S else 0.0
 
     def freed(self, amount: int, at: float) -> None:

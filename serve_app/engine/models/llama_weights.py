@@ -124,7 +124,9 @@ def shape_of(config: Any) -> LlamaShape:
 
 @torch.inference_mode()
 def extract_weights(model: Any, *, int8: bool = False, on_layer: Callable[[int], None] | None = None) -> LlamaWeights:
-    """Join the weights of a transformers model for which `why_not` is None; `int8` quantizes every matrix.
+    """Join the weights of a transformers model for which `why_not` is None.
+
+    `int8` quantizes every matrix except the embedding.
 
     Each layer's weights stay on its device. The model's matrices are freed layer by layer (their modules stay empty),
     so peak memory is one layer above the model's size. `on_layer` receives the number of finished layers.

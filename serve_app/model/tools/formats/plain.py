@@ -1,4 +1,6 @@
-"""Any other model: calls as plain JSON on separate lines, as `messages.tools_as_text` asks for.
+"""The format for chat templates that use none of the other formats: calls as plain JSON on separate lines.
+
+The system text from `messages.tools_as_text` asks the model for this form:
 
     {"name": "get_weather", "arguments": {"city": "Paris"}}
 
