@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.exported import APPLICATION_STATUS, REPLICA_HEALTHY, REPLICA_STARTS
+from dashboards.exported import APPLICATION_STATUS, REPLICA_HEALTHY, REPLICA_STARTS, TARGET_REPLICAS
 from dashboards.promql import SERVICE
 from dashboards.rules.rule import Alert, Group, Recording, selector
 from serve_app.contracts import metrics
@@ -15,6 +15,8 @@ CERTIFICATE_EXPIRES: Final = "certmanager_certificate_expiration_timestamp_secon
 # The controller exports the application's status from its deployment on, even while no gateway is ready.
 KNOWN: Final = selector(APPLICATION_STATUS, 'application="gateway"')
 GATEWAYS: Final = selector(REPLICA_HEALTHY, 'application="gateway", deployment="Gateway"')
+TARGETS: Final = selector(TARGET_REPLICAS, 'deployment="Model"')
+RUNNING: Final = f"{selector(APPLICATION_STATUS)} == 6"
 MODELS: Final = selector(REPLICA_HEALTHY, 'deployment="Model"')
 OVERLOADED: Final = selector(metrics.REFUSALS, 'reason="overloaded_error"')
 
@@ -30,7 +32,7 @@ or
 absent(last_over_time({KNOWN}[1d]))"""
 
 # A replica that never started has no series, so the weights show which backends must exist. `qwen:law` is an adapter
-# of the application `qwen`. While the controller restarts, no process reports health.
+# of the application `qwen`. A running application with a target of 0 has scaled to zero. While the controller restarts, no process reports health.
 NO_REPLICA: Final = f"""\
 label_replace(
   max by ({SERVICE}, backend) ({metrics.BACKEND_WEIGHT.exported}) > 0,
@@ -38,6 +40,10 @@ label_replace(
 )
 unless on ({SERVICE}, application) (
   sum by ({SERVICE}, application) ({MODELS}) > 0
+)
+unless on ({SERVICE}, application) (
+  max by ({SERVICE}, application) ({TARGETS}) == 0
+  and on ({SERVICE}, application) {RUNNING}
 )
 and on ({SERVICE}) {KNOWN}"""
 
