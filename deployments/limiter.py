@@ -38,7 +38,8 @@ logger = logging.getLogger("ray.serve")
     max_ongoing_requests=1000,
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
-    # Serve replaces the process after three failures in a row. So a stuck limiter is replaced before its lease expires.
+    # Serve replaces the process after three failures in a row. So a process that does not answer is replaced within
+    # about 15 s, before the default lease (20 s) expires.
     health_check_timeout_s=4,
     ray_actor_options={"num_cpus": 0},
 )

@@ -14,7 +14,7 @@ ORDINARY: Final = 4  # accounts
 
 
 class Attacked(OneReplica):
-    """The attacked service. The customer's second model replies immediately."""
+    """The attacked service. A stub answers requests for the model MEASURED, and replies immediately."""
 
     name = "attack"
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from serve_app.launch.driver import become_subreaper
 
 ROOT = Path(__file__).resolve().parents[2]
-PEERS = ROOT / ".bench"  # peers, and the logs and state of a run
+PEERS = ROOT / ".bench"  # installed programs to compare with (peers), and the logs and state of a run
 
 Result = TypeVar("Result")
 

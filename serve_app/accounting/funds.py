@@ -101,7 +101,8 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
     grant = connection.execute(query).one_or_none()
     if grant is None:
         raise GrantNotFound(account_id, grant_id)
-    # A repetition must have the same memo, which names the grant. Its amount is unknown: the remainder is 0 by then.
+    # A repetition must have the same memo, which names the grant. The amount of a repetition can't be compared, because
+    # the grant's remainder is 0 by then.
     memo = f"grant {grant_id}: {wanted.memo}"
     earlier = earlier_entry(connection, wanted)
     if earlier is not None:

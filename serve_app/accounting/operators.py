@@ -42,9 +42,9 @@ def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: fl
         )
     if wanted.role is not None and wanted.account_id not in before.roles:
         raise InvalidValue(
-            f"{before.email} is not a member of {wanted.account_id or 'an account that you name'}. Others may have "
-            "invited this address and accepted the invitation: invite the person to one of your staff accounts, and "
-            "name that account after they have joined it"
+            f"{before.email} is not a member of {wanted.account_id or 'an account that you name'}. Someone "
+            "else could have registered this address through an invitation of their own: invite the person to one of "
+            "your staff accounts, and name that account after they have joined it"
         )
     if before.operator_role != wanted.role:
         connection.execute(delete(operator_roles).where(operator_roles.c.user_id == before.user_id))
@@ -122,7 +122,7 @@ def decide_credit(transaction: Transaction, wanted: DecideCredit, now: float) ->
 
 
 def _given_alone(connection: Connection, actor: str, since: float) -> int:
-    """Sums the credits that an operator has given alone after `since`. Scans the small table."""
+    """Sums the credits that an operator has given alone after `since`. Scans the whole table, which is small."""
     has = pending_credits.c
     alone = (equals(has.asked_by, actor), has.decided_by == has.asked_by, has.approved, has.decided_at > since)
     return int(connection.execute(select(func.coalesce(func.sum(has.amount), 0)).where(*alone)).scalar_one())

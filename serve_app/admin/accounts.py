@@ -300,7 +300,8 @@ async def _account_replies(admin: AdminServices, accounts: Sequence[AccountSnaps
         return []
     ids = tuple(account.account_id for account in accounts)
     states = await states_of(admin, ids)
-    # Read the ledger after the limiter: a hold that ends in between is then in the balance and in the usage.
+    # Read the ledger after the limiter: the charge of a hold that ends between the two reads is then in the balance and
+    # in the usage.
     books = [await admin.run(commands.ShowAccount(account_id)) for account_id in ids]
     return [
         Account.from_usage(admin.now(), account, status, usage)

@@ -22,7 +22,7 @@ _Positive = Annotated[float, Field(gt=0)]
 
 
 class ServedBy(Reply):
-    """An identifier that sends requests to the backend."""
+    """An identifier whose requests go to the backend, or can go to it as the fallback."""
 
     model: str
     share: Share

@@ -52,7 +52,10 @@ class LiveLoad(Reply):
     tokens_per_s: Positive = Field(
         description="Tokens per second of started prompts and of output, over the last seconds."
     )
-    pressure: Positive = Field(description="Queueing delay divided by its target; above 1 the limits fall.")
+    pressure: Positive = Field(
+        description="Queueing delay, or work in queued prompts if that is more, each divided by its target; above 1, "
+        "the limits fall."
+    )
     effective_share: Share = Field(
         description="Share of the default contract's tokens per minute that pressure leaves."
     )

@@ -27,7 +27,7 @@ class OwnRequestsQuery(usage.Page, OwnFilters):
 @endpoint("GET", "/account", "Show the account, its balance and limits")
 async def show_own_account(admin: AdminServices, identity: Identity) -> OwnAccount:
     [status] = await states_of(admin, (identity.account_id,))
-    # Read the ledger after the limiter: a hold that ends in between is then in the balance.
+    # Read the ledger after the limiter: the charge of a hold that ends between the two reads is then in the balance.
     account = await admin.run(commands.GetAccount(identity.account_id))
     return OwnAccount.from_snapshot(admin.now(), account, status)
 

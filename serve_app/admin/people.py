@@ -169,8 +169,8 @@ async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) ->
 async def make_sign_in_link(admin: AdminServices, account_id: str, audit: Audit) -> NewSignInLink:
     """The link works once, for 10 minutes. It replaces the account's earlier link.
 
-    It signs in the account's oldest owner who has the operator role `admin`. If there is none, the visitor chooses an
-    e-mail address and a password, and becomes this person.
+    It signs in the account's oldest owner who has the operator role `admin` and is not suspended. If there is none, the
+    visitor chooses an e-mail address and a password, and becomes this person.
     """
     token, expires_at = secrets.token_urlsafe(32), int(admin.now() + sign_in.LINK_S)
     await admin.run(sign_in.MakeSignInLink(account_id, digest(token), expires_at, audit))

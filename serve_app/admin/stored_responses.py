@@ -116,7 +116,7 @@ async def _find(admin: AdminServices, identity: Identity, response_id: str) -> S
     found = await admin.run(commands.FindResponse(identity.account_id, response_id))
     if found is None:
         raise _not_found(response_id)
-    stored = await asyncio.to_thread(decode_stored, found.body)  # a long conversation takes milliseconds
+    stored = await asyncio.to_thread(decode_stored, found.body)
     if found.is_lost(admin.now()):
         error = {"code": "server_error", "message": "The gateway of this response was lost. Send the request again."}
         return replace(stored, response=stored.response | {"status": "failed", "error": error})

@@ -51,7 +51,10 @@ def encode_stored(items: Sequence[Json], response: Json, room: float = 1.0) -> b
 
 
 def decode_stored(body: bytes, most: int = MAX_JSON) -> StoredConversation:
-    """Decodes a stored response. Raises TooLarge above `most` bytes of JSON. Long conversations take milliseconds."""
+    """Decodes a stored response. Raises TooLarge above `most` bytes of JSON.
+
+    Takes milliseconds for a long conversation, so call it on a thread.
+    """
     encoded = zlib.decompressobj().decompress(body, most + 1)
     if len(encoded) > most:
         raise TooLarge

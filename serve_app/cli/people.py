@@ -151,8 +151,8 @@ def reset(
 def sign_in_link(session: Session, account_id: AccountId, console: Console = None) -> None:
     """Create a sign-in link for an account's first person, as `make serve` prints one. It works once, for 10 minutes.
 
-    The first person is the account's oldest owner with the operator role admin. Without one, the visitor becomes this
-    person.
+    The first person is the account's oldest owner who has the operator role admin and is not suspended. Without one,
+    the visitor becomes this person.
     """
     made = session.client.api_post("accounts", account_id, "sign-in-link")
     link = _link(session, console, made.pop("path"))

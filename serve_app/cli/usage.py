@@ -46,7 +46,7 @@ def show_usage(
         str, typer.Option(metavar="FIELDS", help=f"Fields to group by, separated by commas: {', '.join(GROUPS)}.")
     ] = "day,model",
 ) -> None:
-    """Show requests, tokens and charges. `export` writes them to a file, optionally one row per request."""
+    """Show requests, tokens and charges. `export` writes them to a file: one row per request, or sums."""
     groups = parse_groups(group_by)
     rows = session.client.api_get("usage", query=parse_filters(filters) | {"group_by": ",".join(groups)})["data"]
     session.out.table(

@@ -1,4 +1,4 @@
-"""Converts what an operator types to the form that the admin API expects. Every function here raises UsageError."""
+"""Converts what an operator types to the form that the admin API expects. Raises UsageError for invalid text."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def _account_limit(limit: str) -> Any:
     return Annotated[str | None, typer.Option(metavar="N", help=help)]
 
 
-# One option for each limit that serve_app.contracts.limits declares. `command` explains how these mappings are used.
+# One option for each limit that serve_app.contracts.limits declares. The docstring of serve_app.cli.command.command
+# explains how these mappings are used.
 ACCOUNT_LIMIT_OPTIONS = {limit: _account_limit(limit) for limit in ACCOUNT_LIMITS}
 KEY_LIMIT_OPTIONS = {
     limit: Annotated[
@@ -142,7 +143,10 @@ AccountLimits = Annotated[dict[str, str], ACCOUNT_LIMIT_OPTIONS]
 
 
 def parse_limits(given: Mapping[str, str], reset: Iterable[str] = (), *, word: str) -> dict[str, int | None]:
-    """Parses the given limits. A limit is None if its value is `word` (default or none), or if `reset` names it."""
+    """Parses the given limits. A limit is None if its text is `word`, or if `reset` names it.
+
+    `word` is "default" or "none".
+    """
     changes = {limit: _parse_limit(limit, text, word) for limit, text in given.items()}
     for limit in reset:
         if limit not in ACCOUNT_LIMITS:

@@ -11,8 +11,8 @@ from serve_app.console.serving import serving
 from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
 
-CHARTED: Final = 180  # maximum points of a chart; each is the maximum of its minutes
-ENOUGH: Final = 5  # minimum points of a line
+CHARTED: Final = 180  # maximum points of a chart; each shows the highest of its samples, which are one a minute
+ENOUGH: Final = 5  # minimum points of a chart
 DRAWN: Final = 6  # maximum lines of a chart; more would make it unreadable
 
 

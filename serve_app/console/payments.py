@@ -16,7 +16,8 @@ from serve_app.contracts.units import DAY_S
 
 logger = logging.getLogger("ray.serve")
 
-#: Seconds after the report of a return to wait for the report of its payment. Then the return is left to an operator.
+#: For this many seconds after a return was first reported, its payment may still be reported. Until then, `book` raises
+#: EarlyReport, and the provider repeats the report of the return. After that, the return is left to an operator.
 EARLY_S: Final = DAY_S
 
 
@@ -25,7 +26,7 @@ class PaymentError(Exception):
 
 
 class BadReport(Exception):
-    """A report that does not come from the provider, or can't be parsed."""
+    """A report that does not come from the provider, can't be parsed, or does not fit the account."""
 
 
 class EarlyReport(Exception):
@@ -69,7 +70,10 @@ class PaymentProvider(Protocol):
 
 
 async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Returned | Saved, now: float = 0.0) -> None:
-    """Books a report in the ledger, once for each reference, however often it is reported. Raises EarlyReport."""
+    """Books a report in the ledger, once for each reference, however often it is reported.
+
+    Raises EarlyReport, and BadReport for a payment in another currency than the account's.
+    """
     audit = Audit(provider.name)
     if isinstance(report, Saved):
         ids = (provider.name, report.customer, report.method)
@@ -100,7 +104,8 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
         logger.warning("%s: %d nano-units of %s were spent already", key, lost, report.account_id)
     if before is not None and before.method is not None:
         after, _ = await books.run(ShowRecharge(report.account_id))
-        if after is not None and after.method is None:  # not if the report is a repeated one: it changes nothing
+        # A repeated report removes no method from the ledger, so nothing is forgotten.
+        if after is not None and after.method is None:
             await forget(provider, before.method)
 
 

@@ -315,7 +315,7 @@ class BackendLoad:
     kv_used: float  # mean of the replicas, 0 to 1
     queued_prefill_tokens: int
     tokens_per_s: float  # work of the last seconds: begun prompts and output
-    pressure: float  # queueing delay divided by its target
+    pressure: float  # queueing delay, or work in queued prompts if that is more, each divided by its target
     effective_share: float  # share of the default contract's tokens per minute that pressure leaves, 0 to 1
 
 

@@ -157,7 +157,8 @@ EXPIRED_HOLDS: Final = Metric(
 )
 PRESSURE: Final = Metric(
     "gauge", "serve_app_limiter_pressure", "targets",
-    "Queueing delay of a backend divided by its target; above 1, limits are lowered", ("shard", "backend"),
+    "Queueing delay of a backend, or work in its queued prompts if that is more, each divided by its target; above 1, "
+    "limits are lowered", ("shard", "backend"),
 )  # fmt: skip
 EFFECTIVE_SHARE: Final = Metric(
     "gauge", "serve_app_limiter_effective_share", "share",

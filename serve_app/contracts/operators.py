@@ -39,11 +39,11 @@ class PendingCredit:
 
 @dataclass(frozen=True, slots=True)
 class SetOperatorRole(Command[Person]):
-    """Sets an operator's role; None removes it. All sessions of the person end.
+    """Sets an operator's role; None removes it. If this changes the role, all sessions of the person end.
 
     Only a member of the staff account `account_id` can get a role. The e-mail address alone proves nothing: an owner of
-    another account can invite any address and accept the invitation. Raises InvalidValue for an unknown e-mail address
-    or role, and for a person who is not a member.
+    another account can invite any address and open the invitation's link themselves, without reading that mailbox.
+    Raises InvalidValue for an unknown e-mail address or role, and for a person who is not a member.
     """
 
     email: str
@@ -74,9 +74,9 @@ class SearchAccounts(Command[AccountsPage]):
     """Finds up to `limit` accounts by a part of the name, ignoring case, or by the beginning of the id.
 
     `order` is one of ORDERS; accounts with equal spend are listed newest first. `below` finds only accounts with a
-    balance (AccountSnapshot.balance) below this amount. Usage is summed from `day_from` (YYYY-MM-DD) on. `spending`
-    finds only accounts that were charged since then; False: only the others. `after` is the last account of the
-    previous page. Raises AccountNotFound if that does not exist, and InvalidValue.
+    balance (AccountSnapshot.balance) below this amount. Usage is summed from `day_from` (YYYY-MM-DD) on. `spending`:
+    True finds only accounts that were charged since `day_from`, False only the others. `after` is the last account of
+    the previous page. Raises AccountNotFound if that does not exist, and InvalidValue for any other invalid value.
     """
 
     text: str
@@ -126,7 +126,7 @@ class SumService(Command[ServiceUsage]):
 
 @dataclass(frozen=True, slots=True)
 class SumAccountDays(Command[list[UsageRow]]):
-    """Sums the usage of up to 100 accounts per account and day, between two days as in SumService."""
+    """Sums usage per account and day, for up to 100 accounts, between two days as in SumService."""
 
     account_ids: tuple[str, ...]
     day_from: str
@@ -147,7 +147,7 @@ class Uncharged:
 
 @dataclass(frozen=True, slots=True)
 class ListUncharged(Command[list[Uncharged]]):
-    """Returns the latest settled requests of all accounts that were not charged, newest first.
+    """Returns the latest settled requests that were not charged, of all accounts, newest first.
 
     These are the failed requests, those cancelled before any output, and those of a free model.
     """
@@ -157,7 +157,7 @@ class ListUncharged(Command[list[Uncharged]]):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A journal entry of an account other than a charge."""
+    """An account's journal entry that is not a charge."""
 
     entry_id: int
     kind: str  # top_up, grant, correction or expiry

@@ -141,7 +141,11 @@ class AcceptInvitation(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class JoinAccount(Command[Person]):
-    """Accepts an invitation for a signed-in person. Raises InvalidValue, and Conflict if already a member."""
+    """Accepts an invitation for a signed-in person.
+
+    Raises InvalidValue for an invitation that does not work or is for someone else, and Conflict if the person is
+    already a member.
+    """
 
     digest: str = field(repr=False)
     user_id: str

@@ -69,7 +69,7 @@ class ListTraffic(Command[list[Traffic]]):
 class DeployBackend(Command[Backend]):
     """Adds a backend, or restores a retired one with the same args and options.
 
-    Raises InvalidValue, and Conflict if the name has different args or options.
+    Raises InvalidValue for an invalid name, args or options, and Conflict if the name has different args or options.
     """
 
     name: str
@@ -93,7 +93,8 @@ class RetireBackend(Command[Backend]):
 class CreateModel(Command[ServedModel]):
     """Adds an identifier with its first weights and price.
 
-    Raises InvalidValue, and Conflict if the identifier exists with other values or a backend is retired.
+    Raises InvalidValue for an invalid value, and Conflict if the identifier exists with other values or a backend is
+    retired.
     """
 
     identifier: str

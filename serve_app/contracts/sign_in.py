@@ -1,6 +1,6 @@
 """Ways to sign in besides an invitation and a password: the operator's link, sign-up, recovery codes, passkeys.
 
-One command each, as in `contracts.commands`. The ledger stores only digests of links and recovery codes.
+Each operation is one command, as in `contracts.commands`. The ledger stores only digests of links and recovery codes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serve_app.contracts.people import Person
 LINK_S: Final = 600.0  # seconds for which a sign-in link works
 RECOVERY_CODES: Final = 10  # of a person
 MAX_PASSKEYS: Final = 20  # of a person
-SIGN_UP: Final = "sign-up"  # actor, in the audit log, of the credit that a new account gets at sign-up
+SIGN_UP: Final = "sign-up"  # actor in the audit log for the credit that a new account gets at sign-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class FindSignInLink(Command[SignInLink | None]):
 
 @dataclass(frozen=True, slots=True)
 class UseSignInLink(Command[Person]):
-    """Uses up a link and returns the account's oldest owner who also has the operator role `admin`.
+    """Uses up a link and returns the account's oldest owner with the operator role `admin` who is not suspended.
 
     If there is none, `email`, `name` and `password` (a hash) create the person. Raises InvalidValue for a link that
     does not work, and Conflict for an e-mail address that is already in use.
@@ -65,8 +65,8 @@ class SignUp(Command[Person]):
     """Creates a person with a confirmed e-mail address, and an account that the person owns.
 
     The account gets a grant of `credit`, unless it would raise the sum of such grants in the last 24 hours above
-    `credit_cap`. Amounts are nano-units. Raises InvalidValue, and Conflict for an e-mail address that is already in
-    use.
+    `credit_cap`. Amounts are nano-units. Raises InvalidValue for an invalid value, and Conflict for an e-mail
+    address that is already in use.
     """
 
     email: str
@@ -109,7 +109,11 @@ class Passkey:
 
 @dataclass(frozen=True, slots=True)
 class AddPasskey(Command[Passkey]):
-    """Adds a passkey. Raises InvalidValue, and Conflict if it is registered already or the person has MAX_PASSKEYS."""
+    """Adds a passkey.
+
+    Raises InvalidValue for an unknown person, or a name or passkey that can't be stored, and Conflict if the passkey is
+    registered already or the person has MAX_PASSKEYS.
+    """
 
     passkey_id: str
     user_id: str

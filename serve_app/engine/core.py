@@ -59,8 +59,8 @@ class Runner(Protocol):
 class EngineCore:
     """The live requests and the scheduling of their steps. Events go to `outbox`; the caller delivers them.
 
-    Calls must not overlap, except that `compute` may overlap with any other method, because it shares no state with
-    them.
+    Calls must not overlap, except that `add`, `stats` and, once the engine has given up a hung step, `finish_all` may
+    run during `compute`.
     """
 
     def __init__(self, runner: Runner, settings: EngineSettings, outbox: Outbox) -> None:
@@ -184,7 +184,7 @@ class EngineCore:
     def _compute_last_again(sequence: TokenSequence) -> None:
         """If all tokens are computed, let the next step compute the last one again, because its logits are needed.
 
-        This happens if the grammar has interrupted the step.
+        All tokens are computed, but no next token was chosen, if the grammar has interrupted the step.
         """
         sequence.num_computed = min(sequence.num_computed, len(sequence.tokens) - 1)
 

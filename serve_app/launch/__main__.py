@@ -54,7 +54,9 @@ def main() -> int:
     )
     waits = "maximum wait for readiness; default: 180, or 1800 with vLLM or a model other than the bundled one"
     parser.add_argument("--ready-timeout", type=float, metavar="SECONDS", help=waits)
-    parser.add_argument("--tls", action="store_true", help="serve https with a generated certificate; default: TLS=1")
+    parser.add_argument(
+        "--tls", action="store_true", help="serve https with a generated certificate; default: only if TLS=1 is set"
+    )
     parser.add_argument("--no-dashboard", action="store_true")
     parser.add_argument("--num-cpus", type=int, help="logical CPUs for Ray; default: the machine's, at least 4")
     parser.add_argument("--json", action="store_true", help="when ready, print one JSON document instead of text")
@@ -67,7 +69,9 @@ def main() -> int:
     model.add_argument("--context", type=int, metavar="TOKENS", help="default: the model's, at most 32768")
     model.add_argument("--quantization", metavar="METHOD", help="vLLM's method, such as fp8_per_tensor; default: none")
     model.add_argument(
-        "--dry-run", action="store_true", help="print the configuration; download no weights, start nothing"
+        "--dry-run",
+        action="store_true",
+        help="print the configuration; start nothing, download no weights except those of the bundled model",
     )
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -145,7 +149,10 @@ class Launch:
             lock.close()
 
     def dry_run(self) -> str:
-        """Returns the configuration of `--model` as YAML. Downloads no weights, and starts and installs nothing."""
+        """Returns the configuration of `--model` as YAML. Starts and installs nothing.
+
+        Downloads no weights, except those of the bundled model if they are missing.
+        """
         config, _, _ = self._configure(read_config(self.options.config))
         return self._as_yaml(config)
 
@@ -198,7 +205,10 @@ class Launch:
         )
 
     def prepare_models(self, config: dict[str, Any]) -> None:
-        """Creates missing files that models need besides their own. The launcher does this, to show the progress."""
+        """Prepares what is missing: fetches the bundled model, converts GGUF files, quantizes local models to int8.
+
+        The launcher does this, so that it can show the progress.
+        """
         for application in config.get("applications") or []:
             args = application.get("args") or {}
             if not isinstance(args, dict) or "model" not in args:
@@ -262,7 +272,7 @@ class Launch:
             print_progress("stopped")
 
     def _driver_command(self, run_config: Path, temporary: Path) -> list[str]:
-        # Gateway, limiter and accounting reserve no CPU; replicas of a laptop's model share its cores.
+        # Gateway, limiter and accounting reserve no CPU; the replicas of a model share the machine's cores.
         cpus = self.options.num_cpus or max(4, os.cpu_count() or 1)
         command = [sys.executable, "-m", "deployments.run", str(run_config), "--temp-dir", str(temporary / RAY)]
         command += ["--num-cpus", str(cpus), "--metrics-port", str(self.metrics_port)]

@@ -33,8 +33,8 @@ HERE = Path(__file__).resolve().parents[2]
 #: Requirements in vLLM's metadata that are left out: CPU_TORCH replaces torch. The others are not used for text, and no
 #: builds of them match the CPU build of torch.
 WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
-#: Packages that replicas need besides vLLM. vLLM asks for an older llguidance; grammars must mean the same in both
-#: engines.
+#: Packages that replicas need besides vLLM. vLLM asks for an older llguidance, which the service's version replaces:
+#: grammars must mean the same in both engines.
 OURS = ("ray", "accelerate", "llguidance", "gguf")
 #: vLLM compiles kernels when it starts, with the compiler of NVIDIA's wheels. torch requires one release of
 #: `cuda-toolkit`. This line names no release, so pip installs the same one: other compilers reject torch's headers.

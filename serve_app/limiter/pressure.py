@@ -1,4 +1,7 @@
-"""Controls how much work a backend admits, by a level that rises while no request waits and falls while some wait."""
+"""Controls how much work a backend admits, by a level.
+
+The level rises while requests wait less than a target, and falls while they wait longer.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from serve_app.contracts.limiting import PressureReport
 from serve_app.contracts.limits import Contract
 
 _STEP_S: Final = 0.25  # minimum time between two moves of the level, however many replicas report
-_RATE_S: Final = 5.0  # time constant of a replica's measured rate, and the time with work after which that rate is used
+_RATE_S: Final = 5.0  # time constant of a replica's rate; the rate is used once the replica has had work for this long
 _MAX_PRESSURE: Final = 2.0  # pressure counts up to this much above its target, in units of the target
 _ACCELERATION_S: Final = 5.0  # without pressure, the level rises 2 times as fast after this time, 3 times after 10 s
-_ONSET: Final = 0.3  # when pressure begins, share of the capacity that an account of the default weight gets
+_ONSET: Final = 0.3  # share of the capacity that an account of the default weight gets when pressure begins
 _QUIET: Final = 0.1  # a lower pressure counts as none
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
 _MIN_SHARE: Final = 1e-5  # minimum share of the capacity for an account of the default weight
-_FREE: Final = 100.0  # limits end at 100 times the capacity: then 1/100 of the default weight can use all of it
+# Limits are lifted when an account of the default weight would get this many times the capacity: by then, an account of
+# 1/100 of that weight may use all of it.
+_FREE: Final = 100.0
 
 
 Share = Annotated[float, Gt(0), Le(1)]
@@ -39,7 +44,7 @@ class Tuning:
     prefill_target_s: Annotated[float, Gt(0), Le(600)] = 3.0
     """Target for the work in queued prompts, in seconds."""
     kv_target: Share = 0.95
-    """Share of the KV cache in use above which limits do not rise while requests wait."""
+    """While requests wait and at least this share of the KV cache is in use, limits do not rise."""
     floor: Share = 0.001
     """Minimum share of its contract that every account keeps."""
     burst_s: Annotated[float, Gt(0), Le(60)] = 6.0
@@ -51,18 +56,21 @@ class Tuning:
 
 
 class Controller:
-    """The level of one backend: tokens per second for each unit of weight. Infinity while nothing waits.
+    """The level of one backend: tokens per second for each unit of weight.
+
+    The level is infinite until requests wait longer than the target, and again once it has risen far enough (_FREE).
 
     An account's share is its weight times the level. So the accounts that want more than they get divide the capacity
     by weight. They also get the capacity that other accounts do not use, because the level rises until requests wait.
-    The controller need not know the accounts. (This is max-min fairness by one price for all; Kelly, Maulloo, Tan
-    1998.)
+    The controller need not know the accounts. (This is max-min fairness with the level as the one price for all
+    accounts: see Kelly, Maulloo, Tan 1998.)
 
-    The signal is `pressure`: the queueing delay in units of its target. 1 is the target. The level reacts in two ways,
+    The signal is `pressure`: the queueing delay, or the work in queued prompts if that is more, each in units of its
+    target. It is at least 1 while requests wait and the KV cache is full (`kv_target`). The level reacts in two ways,
     like the PIE queue (RFC 8033). The slow reaction is a base that grows or shrinks by `gain` per second and unit of
     pressure. The immediate reaction is a factor of exp(`damping`) per unit, which disappears with the queue. Without
-    that factor, base and queue would oscillate forever, because each is the integral of the other. An increase is
-    limited to one unit, a decrease to two.
+    that factor, base and queue would oscillate forever, because each is the integral of the other. For a rise of the
+    level, at most one unit of pressure below the target counts; for a fall, at most two units above it.
 
     The level depends only on reports and time. So limiter shards that get the same reports reach the same level without
     communication. If a shard started later or missed some reports, its difference shrinks by a factor of e every 100 s.
@@ -110,9 +118,11 @@ class Controller:
 
     @property
     def pressure(self) -> float:
-        """The queueing delay divided by its target, at least 0: the lower median of the replicas.
+        """The lower median of the replicas' pressures, at least 0.
 
-        The median is used so that one slow replica does not throttle work that the others could serve.
+        A replica's pressure is its queueing delay, or the work in its queued prompts if that is more, each divided by
+        its target. It is at least 1 while requests wait and the KV cache is full. The median is used so that one slow
+        replica does not throttle work that the others could serve.
         """
         return _lower_median(replica.pressure(self.tuning) for replica in self._replicas.values())
 
@@ -201,8 +211,8 @@ class _Replica:
     def capacity(self) -> float:
         """Tokens per second that the replica can process; 0 until it has been busy for long enough.
 
-        The rate of a single stream does not count, because a replica can do far more. Otherwise one long prompt would
-        seem to delay all others for minutes.
+        The rate of a single stream does not count, because a replica can do far more. Measured by that rate, one long
+        prompt would seem to delay all others for minutes.
         """
         return max(self._highest_rate, self._rate_with_work) if self._worked_s >= _RATE_S else 0.0
 

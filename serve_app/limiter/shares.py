@@ -155,8 +155,8 @@ class Shares:
     def levels(self, now: float) -> list[tuple[str, float, float]]:
         """Returns each backend's level: name, pressure and share.
 
-        The pressure is the queueing delay divided by its target. The share, 0 to 1, is the part of the default contract
-        that may be used.
+        Controller.pressure explains the pressure. The share, 0 to 1, is the part of the default contract that may be
+        used.
         """
         full = self._default.tpm / 60.0
         # Computed first, because `rate` drops silent replicas, which must not count towards the pressure.

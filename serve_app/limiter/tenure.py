@@ -1,7 +1,7 @@
 """Ensures that one limiter at a time admits for a shard: the holder of the shard's lease in the ledger.
 
-Why two limiters never admit at the same moment: the holder counts its lease from just before it sent the
-successful renewal. It checks its clock at each admission, and this clock continues while the process is stopped. A
+Why two limiters never admit at the same moment: the holder counts its lease from just before it sent its
+last successful renewal. It checks its clock at each admission, and this clock continues while the process is stopped. A
 successor waits for one of three things: the lease was released, the holder's process has ended, or the lease was seen
 unchanged for its whole length. The successor sees each renewal only after the holder sent it, so in the third case
 its wait ends only after the holder's lease has ended. `accounting/limiter_leases.py` implements the successor's side.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 POLL_S: Final = 0.5  # between two attempts to get the lease
-YIELD_S: Final = 3.0  # pause after releasing the lease for another limiter, which polls meanwhile
+YIELD_S: Final = 3.0  # pause after this limiter released the lease in favour of another one, which takes it meanwhile
 CALL_S: Final = 5.0  # timeout per call to the ledger
 RENEWALS: Final = 8  # renewals within the length of a lease
 CLOCK_DRIFT: Final = 0.01  # maximum difference in the rate of two clocks, as a fraction

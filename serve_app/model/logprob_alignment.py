@@ -25,7 +25,7 @@ class TokenAligner:
     def __init__(self) -> None:
         self._waiting: list[TokenLogprob] = []
         self._ahead = b""  # bytes of the tokens received so far that the text received so far does not have yet
-        self._may_drop = True  # whether the first token's leading space may be missing from the text
+        self._may_drop = True  # whether one leading space of a token may still be missing from the text
 
     def align(self, text: str, tokens: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """Returns the tokens to send with this text: from `tokens`, or waiting since earlier calls."""

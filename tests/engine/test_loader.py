@@ -210,7 +210,7 @@ def test_an_automatic_cache_takes_what_is_left_and_is_of_use(folder: Path, monke
     monkeypatch.setattr(placement, "available_memory", lambda: most // 2)
     with pytest.raises(ModelError):
         loader.load(chosen)
-    with pytest.raises(ModelError, match="auto needs a device_map without max_memory"):
+    with pytest.raises(ModelError, match="auto is not possible with max_memory"):
         loader.load(settings(folder, kv_cache_memory="auto", device_map="auto", max_memory={"cpu": "1GiB"}))
 
 

@@ -1,8 +1,8 @@
 """Closes the objects of a JSON schema: properties that an object's schema does not mention are not allowed.
 
 JSON Schema allows them by default, and models then invent properties. A schema with `additionalProperties` or a similar
-keyword stays as it is. Schemas that are merged, in `allOf` or next to other keywords, are closed together: an object
-may have the properties of all of them.
+keyword stays as it is. Schemas that apply to the same object are closed together: the parts of an `allOf`, or a `$ref`,
+`anyOf` or `oneOf` beside `properties`. The object may have the properties of all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-# With one of these keywords, an object's schema already says which other properties, or which objects, it allows.
+# An object's schema with one of these keywords already restricts the other properties, or the whole object.
 _DECIDES: Final = frozenset(
     {
         "additionalProperties", "const", "$dynamicRef", "dependentRequired", "dependentSchemas", "else", "enum", "if",

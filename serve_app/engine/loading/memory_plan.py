@@ -20,7 +20,7 @@ from serve_app.engine.loading import checkpoint, placement
 SPARE = 0.05  # share of a device's free memory that allocators cannot use
 CUDA_BYTES = 600 * 2**20  # per process and GPU: context, kernels, workspaces
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
-_STEP = 8  # per token: activations of hidden size that a step holds at once, besides three of intermediate size
+_STEP = 8  # vectors of `hidden_size` that a step holds at once for each token, besides three of `intermediate_size`
 _LOGITS = 3  # copies of a step's logits in float32
 
 
@@ -96,7 +96,7 @@ class MemoryPlan:
 
 
 def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan | None:
-    """The plan for a checked folder's model on the devices of this machine.
+    """The plan for the model in `folder`, which has been checked, on this machine's devices.
 
     None if the settings assign memory or layers to devices (`max_memory`, or `device_map` as a mapping), or if
     config.json has an unusual form.
@@ -129,7 +129,10 @@ def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettin
     """
     if chosen is None:
         if settings.kv_cache_memory == "auto":
-            raise ModelError("kv_cache_memory auto needs a device_map without max_memory: write a size, such as 16GiB.")
+            raise ModelError(
+                "kv_cache_memory auto is not possible with max_memory, a mapping as device_map, or this model's "
+                "config.json: write a size, such as 16GiB."
+            )
         return settings
     changes: dict[str, Any] = {"kv_cache_memory": chosen.kv}
     if len(chosen.parts) > 1:  # accelerate would fill the first devices and leave no room for K and V

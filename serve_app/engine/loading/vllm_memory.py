@@ -23,7 +23,7 @@ GRAPHS_BYTES = 512 * 2**20  # CUDA graphs
 MIN_CONTEXT = 2048  # tokens; a shorter context is of little use
 BYTES_OF_4_BITS = 0.56  # bytes of a 4-bit weight, including its share of the group's scales
 _ITEM = 2  # bytes of bfloat16 and float16
-_ACTIVATIONS, _LOGITS = 8, 3  # activations of hidden size per token; copies of a step's logits in float32
+_ACTIVATIONS, _LOGITS = 8, 3  # vectors of `hidden_size` per token; copies of a step's logits in float32
 
 
 def step_tokens(memory: int, card: str = "") -> int:

@@ -163,7 +163,7 @@ def engine_arguments(settings: EngineSettings, options: VllmSettings, folder: Pa
         "structured_outputs_config": {"backend": "guidance"},
         "logprobs_mode": "raw_logprobs",
         "max_logprobs": MAX_TOP_LOGPROBS,
-        # A request's defaults come from the chat format, not from the model's files.
+        # The service sets a request's sampling defaults, not the model's generation_config.json.
         "generation_config": "vllm",
         "enable_log_requests": False,
     }

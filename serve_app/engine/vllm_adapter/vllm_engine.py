@@ -85,7 +85,8 @@ class VllmEngine:
     Deadlines use the loop's clock, which is `time.monotonic`.
     """
 
-    # CONTINUES: vLLM's penalties, seeds and grammars begin after the prompt, which includes the `said` tokens.
+    # Lacks CONTINUES because vLLM gets the `said` tokens as part of the prompt, and its penalties, seeds and grammars
+    # begin only after the prompt.
     lacks = frozenset({Promise.SAME_IN_ANY_BATCH, Promise.STEPS_FAIL_ALONE, Promise.EXACT_MINIMUM, Promise.CONTINUES})
 
     def __init__(
@@ -480,7 +481,7 @@ class VllmEngine:
         self._llm.shutdown()
 
     async def _on_loop(self, work: Callable[[], None]) -> None:
-        """Run `work` on the engine's loop, before any later call. Raises EngineClosed if the loop is closed."""
+        """Run `work` on the engine's loop, in the order of the calls. Raises EngineClosed if the loop is closed."""
         done: Future[None] = Future()
 
         def run() -> None:
@@ -505,7 +506,9 @@ class VllmEngine:
 def _refusal(error: Exception, params: SamplingParams) -> Exception | None:
     """The service's error for vLLM's `error` about a request; None if vLLM itself has failed."""
     cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
-    if isinstance(cause, GracefulHTTPError):  # vLLM's own limits on waiting requests, which `further` can set
+    if isinstance(cause, GracefulHTTPError):
+        # vLLM's own limits on waiting requests, which an operator can set with further arguments
+        # (VllmSettings.further).
         return QueueFull(0)
     if not isinstance(cause, VLLMClientError | ValueError):
         return None

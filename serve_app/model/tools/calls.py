@@ -10,7 +10,7 @@ from collections.abc import Collection
 from serve_app.contracts.generation import CallArguments, CallEnded, CallStarted, Ending, Part, Text
 from serve_app.model.tools.source import Source, Steps
 
-LONGEST_NAME = 256  # characters, for a function name without quotes
+LONGEST_NAME = 256  # maximum characters of a function's name, quoted or not
 
 _ID_LENGTH = 24
 _ARGUMENTS = ("arguments", "parameters")

@@ -22,12 +22,15 @@ from serve_app.engine.scheduling.sequence import Chunk
 
 _HUGE_PAGE = 2 * 2**20  # bytes
 
-# Work of a step, in pairs of a token and a token that it attends to. A step with at least _HEAVY_WORK uses all threads.
-# Lighter steps wait for memory rather than for processors, so half of the threads are as fast. With fewer threads, it
-# is also less likely that a barrier waits for a thread whose processor the rest of the service uses.
+# Work of a step. The unit is one computed token that attends to one earlier token. A step with at least _HEAVY_WORK
+# units uses all threads. Lighter steps wait for memory rather than for processors, so half of the threads are as fast.
+# With fewer threads, it is also less likely that a barrier waits for a thread whose processor the rest of the service
+# uses.
 _HEAVY_WORK = 40_000
-_PROMPT_TOKEN_WORK = 1_500  # for the matrix products of a prompt token; those of few decoding tokens take no extra time
-_READING_WORK = 4  # for reading the keys and values of one token, which takes as long as this number of pairs
+# Units added for the matrix products of each prompt token. A decoding stream, which computes one token and its guesses,
+# adds none: its products wait for memory.
+_PROMPT_TOKEN_WORK = 1_500
+_READING_WORK = 4  # units of reading the keys and values of one earlier token
 
 
 def why_not(weights: LlamaWeights) -> str | None:
