@@ -217,7 +217,9 @@ def drivers_check(nodes: Sequence[Facts]) -> Check:
     problems, unknown = [], []
     for node in hosts:
         min_driver = MIN_DRIVERS.get(int((node["cuda"] or "0").partition(".")[0]))
-        if min_driver is None:
+        if node["cuda"] is None:
+            problems.append(f"{node['name']}: torch has no CUDA")
+        elif min_driver is None:
             problems.append(
                 f"{node['name']}: the minimum driver for torch's CUDA version ({node['cuda']}) is not known"
             )
@@ -229,7 +231,8 @@ def drivers_check(nodes: Sequence[Facts]) -> Check:
             )
     if problems or unknown:
         status = "fail" if problems else "warn"
-        return Check("GPU drivers", status, "; ".join([*problems, *unknown]), "install a newer driver")
+        hint = "install a newer driver, or torch for another CUDA version"
+        return Check("GPU drivers", status, "; ".join([*problems, *unknown]), hint)
     return Check("GPU drivers", "ok", ", ".join(f"{node['name']} {node['driver']}" for node in hosts) or "no GPUs")
 
 

@@ -117,7 +117,8 @@ def test_flags_are_read_as_bash_reads_them() -> None:
         ("weights", "fail", lambda f, n: n[2]["weights"][0].update(error="not there"), "gpu: org/model: not there"),
         ("weights", "warn", lambda f, n: n[2]["weights"][0].update(error="not there", offline=False), "not there"),
         ("GPU drivers", "fail", lambda f, n: n[2].update(driver="570.172.08"), "570.172.08 is older than 580"),
-        ("GPU drivers", "fail", lambda f, n: n[2].update(cuda=None), "the minimum driver for torch's CUDA version"),
+        ("GPU drivers", "fail", lambda f, n: n[2].update(cuda=None), "torch has no CUDA"),
+        ("GPU drivers", "fail", lambda f, n: n[2].update(cuda="9.0"), "the minimum driver for torch's CUDA version"),
         ("GPU drivers", "warn", lambda f, n: n[2].update(driver=None), "nvidia-smi reports no driver"),
         (
             "times",
