@@ -20,4 +20,4 @@ def collect_in_short_pauses() -> None:
     A gateway with 512 streams would otherwise spend a seventh of its time on scans. With a
     higher first or second threshold, single passes take longer: collecting the tracebacks of 512 hang-ups took 1.2 s.
     """
-    gc.set_threshold(5_000, 4, 50)
+    gc.set_threshold(10_000, 5, 50)

@@ -12,7 +12,7 @@ from uvicorn.protocols.http import httptools_impl
 
 from serve_app.gateway.web import with_request_id
 
-ACCEPTED: Final = 16  # maximum connections that one iteration of the event loop accepts
+ACCEPTED: Final = 8  # maximum connections that one iteration of the event loop accepts
 
 
 class KeptRequestIds(http_util.RequestIdMiddleware):
