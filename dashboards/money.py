@@ -176,8 +176,8 @@ LIMITS = [
     graph(
         "How high is the pressure?", {"{{backend}} shard {{shard}}": most(metrics.PRESSURE, "shard, backend")},
         "short",
-        good="0: nothing waits. The value is the queueing delay, or the work in queued prompts if that is more, each "
-        "divided by its target.",
+        good="0: nothing waits. The value is the larger of two ratios: queueing delay to its target, and work in "
+        "queued prompts to its target.",
         otherwise="Around 1 for minutes: limits fall to keep it there. Add replicas (docs/guides/pressure.md).",
         then=Board.CAPACITY,
     ),

@@ -81,7 +81,10 @@ class AccountingHandle:
 
 
 class ReplicaAccountingHandle:
-    """A model replica's access to Accounting: a separate method, only for settling interrupted calls."""
+    """A model replica's access to Accounting, through a separate method.
+
+    It can only settle interrupted calls, and find calls that are not settled.
+    """
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._answering = handle.options(method_name="answer_replica", **PICKLED)
@@ -340,8 +343,8 @@ class BackendHandles:
 def _applications() -> dict[str, dict[str, Any]]:
     """Returns Serve's applications as the controller describes them (`ApplicationDetails`).
 
-    `serve.status` would also rebuild its models from this answer and pickle each router's class. For a gateway that
-    polls once a second, this would take 5% of a core (ray 2.60).
+    `serve.status` would also build Ray's status objects from this answer, and pickle each router's class. For a gateway
+    that polls once a second, this would take 5% of a core (ray 2.60).
     """
     applications: dict[str, dict[str, Any]] = _get_global_client().get_serve_details()["applications"]
     return applications

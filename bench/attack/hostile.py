@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.attack.connections import Hammer, Holder, Strategy, Tally
+from bench.attack.connections import OPENED_PER_S, Hammer, Holder, Strategy, Tally
 from serve_app.contracts.key_format import new_key
 
 MB: Final = 2**20
@@ -166,7 +166,10 @@ ATTACKS: Final = {
         "large bodies", "8 connections send JSON of 4 MB, 6 of them with unknown keys, 2 without a key", _large_bodies
     ),
     "slow-bodies": Attack(
-        "slow bodies", f"{SLOW:,} connections with unknown keys announce a body and send a byte a second", _slow_bodies
+        "slow bodies",
+        f"up to {SLOW:,} connections with unknown keys, at most {OPENED_PER_S} opened a second, try to stay open: each "
+        "announces a body and sends a byte a second",
+        _slow_bodies,
     ),
     "idle": Attack("idle connections", f"{IDLE:,} connections; every other one sends half of a request header", _idle),
     "wrong-keys": Attack(

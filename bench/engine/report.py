@@ -55,7 +55,7 @@ def machine(results: Results) -> str:
         f"{there['cpu']} ({there['family']}; {' '.join(there['flags'])}), {there['memory_bytes'] / 2**30:.0f} GiB, "
         f"memory read at {there['read_bytes_per_s'] / 1e9:.1f} GB/s, {there['system']}, Python {there['python']}, "
         f"{libraries}. {results['rounds']} round(s), each load {low:.0f} to {high:.0f} s; "
-        "every figure is the median of the rounds with the range of all of them."
+        "every figure is the median of the rounds, followed by their minimum and maximum if these differ."
     )
 
 
@@ -172,7 +172,8 @@ def notes(results: Results) -> str:
 
 _ODDITIES = {
     "early": "Some replies had fewer tokens than asked for (counted as they are)",
-    "unanswered": "Some requests had no token when the load ended; their waits until then count as TTFT",
+    "unanswered": "Some requests of the following loads had no token when the load ended (their waits until then count "
+    "as TTFT)",
 }
 
 

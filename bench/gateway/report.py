@@ -58,8 +58,8 @@ def machine(results: Results) -> str:
         f"Measured on {results['date']} in {results['seconds'] / 60:.0f} minutes: {there['cores']} cores of "
         f"{there['cpu']} ({there['family']}), {there['memory_bytes'] / 2**30:.0f} GiB, {there['system']}, "
         f"Python {there['python']}, ray {there['libraries'].get('ray', '?')}. {results['rounds']} round(s), each load "
-        f"{results['window_s']} s after {results['warm_up_s']} s of warm-up; every figure is the median of the rounds "
-        "with the range of all of them."
+        f"{results['window_s']} s after {results['warm_up_s']} s of warm-up; every figure is the median of the rounds, "
+        "followed by their minimum and maximum if these differ."
     )
 
 

@@ -67,8 +67,7 @@ def _machine(results: dict[str, Any]) -> str:
     facts += [named, f"{found.get('cores')} cores", f"a copy moves {_show(found.get('copy_gb_s'))} GB/s"]
     facts += [f"a product reaches {_show(found.get('matmul_tflop_s'))} TFLOP/s"]
     facts += [f"starting one small operation takes {_show(found.get('launch_us'))} µs"]
-    lasted = f"`make gpu-check` on {results['date']} in {results['seconds']:.0f} s"
-    return f"{lasted}: {'; '.join(fact for fact in facts if fact)}."
+    return f"`make gpu-check` on {results['date']}: {'; '.join(fact for fact in facts if fact)}."
 
 
 def _outcomes(parts: dict[str, Any]) -> str:

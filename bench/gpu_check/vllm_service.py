@@ -92,7 +92,7 @@ def own_server(backend: dict[str, Any], options: Options) -> Any:
 
     class Own(Server):
         name, title = "vllm-own", "vLLM's own server"
-        facts: dict[str, Any] = {}  # noqa: RUF012 -- of the base class
+        facts: dict[str, Any] = {}  # noqa: RUF012 -- the base class declares this name
 
         def command(self) -> list[str]:
             line = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", backend["model"]]

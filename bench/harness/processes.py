@@ -83,7 +83,10 @@ class Tree:
         self._paused = []
 
     def stop(self, patience_s: float) -> None:
-        """Sends SIGINT to the root. After `patience_s`, sends SIGTERM and then SIGKILL to the remaining processes."""
+        """Sends SIGINT to the root, and waits up to `patience_s` for its end.
+
+        Then sends SIGTERM and, after that, SIGKILL to the remaining processes.
+        """
         self.resume()
         running = self.processes()
         if self.root.poll() is None:

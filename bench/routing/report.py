@@ -66,13 +66,13 @@ def markdown(results: Results) -> str:
         + [show(spread(results, name, figure), form) for figure, (_, form) in COLUMNS.items()]
         for name in routers
     ]
-    turns = ", ".join(record["router"] for record in results["records"])
+    order = ", ".join(f"`{record['router']}`" for record in results["records"])
     return "\n\n".join(
         [
             f"{plan['clients']} clients of {plan['accounts']} accounts hold {plan['conversations']} conversations "
             f"each, {plan['think_s']:g} s between turns on average; {plan['kv_cache']} of KV cache for each replica; "
-            f"seed {plan['seed']}; turns: {turns}. {machine['cores']} cores of {machine['cpu']} "
-            f"({machine['family']}).",
+            f"seed {plan['seed']}; routers in the order in which they were measured: {order}. "
+            f"{machine['cores']} cores of {machine['cpu']} ({machine['family']}).",
             table(["router", *(name for name, _ in COLUMNS.values())], rows),
             promise_table(verdicts(results)),
         ]

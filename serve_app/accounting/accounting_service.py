@@ -46,8 +46,10 @@ from serve_app.contracts.served_commands import CreateModel, ReadServed
 logger = logging.getLogger("ray.serve")
 
 COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
-STUCK_S = 60.0  # a call this late is stuck; a call that resolves a host name may be half a minute late
-COMMIT_STUCK_S = 300.0  # maximum time for one batch, because its settlements may be settled one by one
+# A call that runs this long after its timeout is stuck. A call that resolves a host name may run half a minute longer
+# than its timeout.
+STUCK_S = 60.0
+COMMIT_STUCK_S = 300.0  # maximum time for one batch; so long because its settlements may be settled one by one
 # Clients' requests depend on these commands, so the commands have dedicated threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # waiting behind other commands would make a limiter's lease expire

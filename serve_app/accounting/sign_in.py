@@ -144,7 +144,10 @@ def remove_passkey(transaction: Transaction, wanted: RemovePasskey, now: float) 
 
 
 def _administrator(connection: Connection, account_id: str) -> Person | None:
-    """Returns the account's oldest owner who also has the operator role `admin` and is not suspended."""
+    """Returns an owner of the account who has the operator role `admin` and is not suspended.
+
+    Of several, it is the person who was created first.
+    """
     query = (
         select(users.c.id)
         .join(memberships, memberships.c.user_id == users.c.id)

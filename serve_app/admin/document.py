@@ -47,7 +47,7 @@ from serve_app.api.refused_fields import REFUSED
 from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
 from serve_app.settings import IdentifierSettings
 
-#: All endpoints except doors, in the order of the document.
+#: All endpoints in the order of the document, except those of the wire formats (`api/doors.py`).
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *stored_responses.endpoint,
     *public.of_models,
@@ -289,7 +289,7 @@ def _generated(models: Iterable[type[BaseModel]], mode: Literal["serialization",
 
 
 def _without_noise(schema: Any, mode: str) -> Any:
-    """Returns the schema without titles, which repeat names, and null defaults. Replies lose all defaults."""
+    """Returns the schema without null defaults and without titles, which repeat names. Replies lose all defaults."""
     if isinstance(schema, list):
         return [_without_noise(one, mode) for one in schema]
     if not isinstance(schema, dict):
@@ -306,9 +306,9 @@ def _without_noise(schema: Any, mode: str) -> Any:
 # Chat is not an Endpoint: its operation has more parts than an Endpoint can declare.
 
 _STREAM: Final = (
-    "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `data: ` with JSON and an "
-    "empty line. A choice has a first chunk with the role, chunks with new content, and a last chunk with an empty "
-    "`delta` and the finish reason. The last chunk of the choice that ends last also has the usage; with "
+    "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `data: ` followed by JSON, "
+    "and then an empty line. A choice has a first chunk with the role, chunks with new content, and a last chunk with "
+    "an empty `delta` and the finish reason. The last chunk of the choice that ends last also has the usage; with "
     "`include_usage`, a further chunk without choices has it instead. The stream ends with `data: [DONE]`. Lines that "
     "begin with a colon are comments that keep the connection open. If the reply fails after the headers were sent, "
     "the stream ends with an `Error` event and without `[DONE]`. The schema describes one event."
@@ -355,8 +355,8 @@ def _chat() -> Schema:
             "last message; `max_tokens` and `max_completion_tokens` are equal if both are sent; `min_tokens` is at "
             "most `max_tokens`; `resume` needs one choice without `logprobs`; `tools` does not repeat a name; "
             "`tool_choice` is `required` or names functions only if `tools` has them; messages fit into the context; "
-            "`continue_final_message` needs a last message of the assistant, and `add_generation_prompt` is false only "
-            "with it; `chat_template_kwargs` has at most 8 KiB, and only variables of the model's template; "
+            "with `continue_final_message`, the last message must be the assistant's; `add_generation_prompt` is false "
+            "only with it; `chat_template_kwargs` has at most 8 KiB, and only variables of the model's template; "
             "a JSON Schema has a maximum size; only one field sets the format of the reply; neither `guided_regex` "
             "nor `guided_choice` is possible together with tools that may be called. "
             "Fields of other services that would change the reply and are not supported return 422: "

@@ -1,7 +1,7 @@
 """Declares each endpoint once: its route and its operation in the OpenAPI document follow from the declaration.
 
-A handler is an async function of AdminServices that returns a Reply. Its name is the operation's id. It receives the
-path parameters, and any of these arguments that its signature names:
+A handler is an async function whose first argument is AdminServices. It returns a Reply or a Response. Its name is the
+operation's id. It also receives the path parameters, and any of these arguments that its signature names:
 
 - `body`: a model that the request's body is parsed into
 - `query`: a model of the declared query parameters
@@ -59,7 +59,8 @@ from serve_app.storage.sealing import SecretKeys
 
 RETRY_S = 0.5
 MAX_BYTES: Final = 64 * 1024
-MAX_KEY: Final = 128  # characters; the ledger allows 200, and makes a longer key from it for an opening credit
+# Characters of an idempotency key. The ledger allows 200: for an opening credit, it appends `:credit` to the key.
+MAX_KEY: Final = 128
 _IDEMPOTENCY_KEY: Final = re.compile(rf"[!-~](?:[ -~]{{0,{MAX_KEY - 2}}}[!-~])?", re.ASCII)
 _OPERATOR: Final = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
 
@@ -75,7 +76,8 @@ class AdminServices:
     accounting: BooksPort
     limiter: LimiterClient
     backends: BackendPort
-    # Like BackendPort.status. This gateway routes requests by the same answer, so /ready agrees with its routing.
+    # Returns what BackendPort.status returns. The gateway also routes requests by this value, so /ready agrees with the
+    # routing.
     status: Callable[[], Awaitable[dict[str, dict[str, Any]]]]
     catalogue: Callable[[], Catalogue]  # returns the current configuration
     secret_keys: SecretKeys
@@ -130,7 +132,8 @@ class Endpoint:
     path: str
     summary: str
     status: int = 200  # on success
-    success: str | Schema = "Done."  # description of a success, or the whole response if the handler returns no Reply
+    # The document's description of a success, or its whole response object if the handler returns no Reply.
+    success: str | Schema = "Done."
     more_errors: tuple[int, ...] = ()  # in addition to those derived from the other fields
     operation_id: str = ""  # replaces the handler's name
     recorded: str = ""  # action in the audit record of a successful read; empty: not recorded

@@ -53,11 +53,11 @@ class LiveLoad(Reply):
         description="Tokens per second of started prompts and of output, over the last seconds."
     )
     pressure: Positive = Field(
-        description="Queueing delay, or work in queued prompts if that is more, each divided by its target; above 1, "
-        "the limits fall."
+        description="The larger of two ratios: queueing delay to its target, and work in queued prompts to its target; "
+        "above 1, the limits fall."
     )
     effective_share: Share = Field(
-        description="Share of the default contract's tokens per minute that pressure leaves."
+        description="Share of the default contract's tokens per minute that may be used under the current pressure."
     )
 
 
@@ -80,7 +80,7 @@ class LiveAccount(Reply):
     tokens_used: Count = Field(description="Tokens that count against the account's tightest token limit now.")
     tokens_limit: Count
     effective_share: Share = Field(
-        description="Share of the account's tokens per minute that pressure leaves on its most limited backend."
+        description="Share of its tokens per minute that the account may use now on its most limited backend."
     )
 
 

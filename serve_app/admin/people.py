@@ -112,7 +112,7 @@ class NewReset(Reply):
 
 
 class NewSignInLink(Reply):
-    """The link with which the first person of an account signs in once."""
+    """A link that signs in an administrator of an account once."""
 
     path: str = Field(description="Path of the page, relative to the console's URL; shown only once.")
     expires_at: Time
@@ -156,7 +156,11 @@ async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit
 
 @endpoint("POST", "/admin/people/reset", "Reset a person's password and one-time codes")
 async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) -> NewReset:
-    """Ends all sessions of the person. The operator must verify the person's identity first."""
+    """Turns off the one-time codes, removes the recovery codes and ends all sessions of the person.
+
+    Without `codes_only`, it also removes the passkeys and creates a link to choose a new password. With `codes_only`,
+    nothing changes for a person without one-time codes. The operator must verify the person's identity first.
+    """
     if body.codes_only:
         person = await admin.run(people.ResetPerson(body.email, None, audit))
         return NewReset(email=person.email, path=None, expires_at=None)
@@ -165,12 +169,13 @@ async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) ->
     return NewReset.from_fields(person, path=f"/reset/{token}", expires_at=expires_at)
 
 
-@endpoint("POST", "/admin/accounts/{account_id}/sign-in-link", "Create a sign-in link for the account's first person")
+@endpoint("POST", "/admin/accounts/{account_id}/sign-in-link", "Create a sign-in link for an administrator")
 async def make_sign_in_link(admin: AdminServices, account_id: str, audit: Audit) -> NewSignInLink:
     """The link works once, for 10 minutes. It replaces the account's earlier link.
 
-    It signs in the account's oldest owner who has the operator role `admin` and is not suspended. If there is none, the
-    visitor chooses an e-mail address and a password, and becomes this person.
+    It signs in an owner of the account who has the operator role `admin` and is not suspended; of several, the person
+    who was created first. If there is none, the visitor chooses an e-mail address and a password, and becomes such an
+    owner.
     """
     token, expires_at = secrets.token_urlsafe(32), int(admin.now() + sign_in.LINK_S)
     await admin.run(sign_in.MakeSignInLink(account_id, digest(token), expires_at, audit))

@@ -16,11 +16,11 @@ from serve_app.api.responses_request import REFUSED
 REPLIES: Final = (Response, ResponseEventData, ResponseInputTokens, ResponseItemList)
 
 _STREAM: Final = (
-    "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `event: ` with its type, a "
-    "line `data: ` with JSON and an empty line. `sequence_number` counts the events. Each item of the output has "
-    "events when it is added, for each piece, and when it is done. The last event is `response.completed`, "
-    "`response.incomplete` or `response.failed`, with the whole response. Lines that begin with a colon are comments "
-    "that keep the connection open. The schema describes one event."
+    "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `event: ` followed by its "
+    "type, a line `data: ` followed by JSON, and then an empty line. `sequence_number` counts the events. Each item of "
+    "the output has events when it is added, for each piece, and when it is done. The last event is "
+    "`response.completed`, `response.incomplete` or `response.failed`, with the whole response. Lines that begin with "
+    "a colon are comments that keep the connection open. The schema describes one event."
 )
 _EXAMPLES: Final[dict[str, Any]] = {
     "text": {"summary": "A question", "value": {"model": "svc-chat", "input": "Say hello."}},

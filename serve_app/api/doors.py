@@ -1,4 +1,7 @@
-"""Lists the doors that the gateway serves. Routes, HAProxy's rules and the lookup of request ids use these tables."""
+"""Lists the doors of the gateway: the endpoints of its wire formats.
+
+Routes, HAProxy's rules and the lookup of request ids use these tables.
+"""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def credit_fields(grant: bool, expires: str | None) -> dict[str, str]:
 
 
 def expiry_to_repeat(body: dict[str, Any]) -> str:
-    """Returns the `--expires` option for a retry, with a time: repeating a typed duration would give a later expiry."""
+    """Returns the `--expires` option for a retry, as a point in time: a repeated duration would give a later expiry."""
     return f"--expires {body['expires_at']}" if "expires_at" in body else ""
 
 

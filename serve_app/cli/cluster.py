@@ -99,8 +99,8 @@ def node_certificate(
 ) -> None:
     """Create the certificate of this node at startup, when a pod knows its address.
 
-    Run it in an init container, before Ray. It replaces existing files. Only this user can read the files, so Ray must
-    run as the same user.
+    Run it in an init container, before Ray. It replaces existing files. Only the user that runs this command can read
+    the files, so Ray must run as that user.
     """
     from serve_app.cli import node_certificates
 

@@ -147,7 +147,7 @@ def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
     for node in nodes:
         for name, ends in node["tls"]["ends"].items():
             if ends is None:
-                missing.append(f"{name} of {node['name']} is not a certificate")
+                missing.append(f"{name} of {node['name']} can't be read as a certificate")
                 continue
             days = (ends - now) / DAY_S
             min_days = days if min_days is None else min(min_days, days)

@@ -37,7 +37,8 @@ def set_canary(
 ) -> None:
     """Give a backend a share of an identifier's requests. The other backends keep their proportions.
 
-    A backend that fails or is late loses its share within seconds and is rolled back.
+    If the backend fails or is late while another one runs, it loses its share within seconds, and the roll-out is
+    rolled back.
     """
     _change(session, identifiers, "canary", {"backend": backend, "share": share, "reason": reason})
 
@@ -55,7 +56,7 @@ def roll_back(
     reason: Reason = "",
     again: Annotated[bool, typer.Option("--again", help="After a rollback, also undo the previous roll-out.")] = False,
 ) -> None:
-    """Restore the weights from before the roll-out. One rollback undoes all its steps."""
+    """Restore the weights from before the roll-out. One rollback undoes all steps of the roll-out."""
     for identifier in identifiers:
         traffic = session.client.api_get("models", identifier)["traffic"]
         if traffic is not None and traffic["undoes"] is not None and not again:

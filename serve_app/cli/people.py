@@ -131,8 +131,8 @@ def reset(
 ) -> None:
     """Help a person who has lost their password or one-time codes. Verify their identity first.
 
-    All their sessions end, and their one-time codes are turned off. The link, which is shown only once, lets them
-    choose a new password.
+    All their sessions end, and their one-time codes and recovery codes are turned off. Without --codes-only, their
+    passkeys are removed too, and a link, which is shown only once, lets them choose a new password.
     """
     body = {"email": email, "codes_only": codes_only, "hours": hours}
     made = session.client.api_post("people", "reset", body=body)
@@ -149,10 +149,10 @@ def reset(
 
 @command(app, "sign-in-link", examples=("serve-app people sign-in-link ACCOUNT_ID",))
 def sign_in_link(session: Session, account_id: AccountId, console: Console = None) -> None:
-    """Create a sign-in link for an account's first person, as `make serve` prints one. It works once, for 10 minutes.
+    """Create a sign-in link for an administrator, as `make serve` prints one. It works once, for 10 minutes.
 
-    The first person is the account's oldest owner who has the operator role admin and is not suspended. Without one,
-    the visitor becomes this person.
+    It signs in an owner of the account who has the operator role admin and is not suspended; of several, the person who
+    was created first. If there is none, the visitor becomes such an owner.
     """
     made = session.client.api_post("accounts", account_id, "sign-in-link")
     link = _link(session, console, made.pop("path"))

@@ -214,7 +214,7 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "use_recovery_code": lambda one: f"used a recovery code of {one.subject}",
     "add_passkey": lambda one: f"added the passkey {one.text('name')} for {one.subject}",
     "remove_passkey": lambda one: f"removed a passkey of {one.subject}",
-    "make_sign_in_link": lambda one: f"made a sign-in link for the first person of {one.account}",
+    "make_sign_in_link": lambda one: f"made a sign-in link for an administrator of {one.account}",
     "use_sign_in_link": lambda one: f"signed in to {one.account} with a sign-in link",
     "sign_up": lambda one: f"signed up with the account {one.account}",
     "reset_person": _Teller.reset,

@@ -1,4 +1,4 @@
-"""Pages for operators about all accounts together: the overview, and the revenue with its file."""
+"""Pages for operators about all accounts together: the overview, and the revenue, also as a CSV file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ UNCHARGED: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """A range of days in UTC, both inclusive. `preset` is one of RANGES, or empty for dates that the visitor chose."""
+    """The days in UTC from `first` to `last`, both included.
+
+    `preset` is one of RANGES, or empty for dates that the visitor chose.
+    """
 
     first: date
     last: date
@@ -57,7 +60,7 @@ class Days:
         return Days(self.first - length, self.last - length)
 
     def has_today(self, now: float) -> bool:
-        """Returns whether the last day is not over at `now`, in Unix seconds."""
+        """Returns whether the last day is today. `now` is in Unix seconds."""
         return self.last == datetime.fromtimestamp(now, UTC).date()
 
     @property

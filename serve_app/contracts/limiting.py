@@ -315,8 +315,9 @@ class BackendLoad:
     kv_used: float  # mean of the replicas, 0 to 1
     queued_prefill_tokens: int
     tokens_per_s: float  # work of the last seconds: begun prompts and output
-    pressure: float  # queueing delay, or work in queued prompts if that is more, each divided by its target
-    effective_share: float  # share of the default contract's tokens per minute that pressure leaves, 0 to 1
+    # The larger of two ratios: queueing delay to its target, and work in queued prompts to its target.
+    pressure: float
+    effective_share: float  # share of the default contract's tokens per minute that may be used now, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +329,7 @@ class BusyAccount:
     open_requests: int
     held: int  # nano-units
     tokens: Window  # its tightest token limit
-    effective_share: float  # share of its contract that pressure leaves on its most limited backend, 0 to 1
+    effective_share: float  # share of its contract that it may use now on its most limited backend, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)

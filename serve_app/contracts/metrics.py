@@ -25,14 +25,15 @@ STEPS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25,
 
 # Gateways. `model` is the identifier that clients name, `backend` the application that serves it.
 REQUESTS: Final = Metric(
-    "counter", "serve_app_requests", "requests", "Chat requests answered",
+    "counter", "serve_app_requests", "requests", "Requests for replies in any format, by status",
     ("model", "backend", "status"), known={"status": STATUSES},
 )  # fmt: skip
 DOOR_REQUESTS: Final = Metric(
-    "counter", "serve_app_door_requests", "requests", "Requests answered, by the path of their format", ("door",)
-)
+    "counter", "serve_app_door_requests", "requests",
+    "Requests answered, by path, such as `/chat/completions`; also those that only count tokens", ("door",),
+)  # fmt: skip
 REFUSALS: Final = Metric(
-    "counter", "serve_app_refusals", "requests", "Chat requests refused or failed, by error code",
+    "counter", "serve_app_refusals", "requests", "Requests for replies that were refused or failed, by error code",
     ("model", "reason"), known={"reason": REFUSAL_CODES},
 )  # fmt: skip
 REJECTED_DEMAND: Final = Metric(
@@ -111,7 +112,8 @@ BACKEND_WEIGHT: Final = Metric(
 )  # fmt: skip
 BACKEND_EJECTED: Final = Metric(
     "gauge", "serve_app_backend_ejected", "backends",
-    "1 while the gateway gives the backend none of the identifier's requests, because they failed or were late; else 0",
+    "1 while the backend is ejected, because requests failed or were late: it gets only probes, unless no other "
+    "backend runs; else 0",
     ("model", "backend"),
 )  # fmt: skip
 BACKEND_EJECTIONS: Final = Metric(
@@ -157,12 +159,12 @@ EXPIRED_HOLDS: Final = Metric(
 )
 PRESSURE: Final = Metric(
     "gauge", "serve_app_limiter_pressure", "targets",
-    "Queueing delay of a backend, or work in its queued prompts if that is more, each divided by its target; above 1, "
-    "limits are lowered", ("shard", "backend"),
+    "The larger of two ratios: a backend's queueing delay to its target, and the work in its queued prompts to its "
+    "target; above 1, limits are lowered", ("shard", "backend"),
 )  # fmt: skip
 EFFECTIVE_SHARE: Final = Metric(
     "gauge", "serve_app_limiter_effective_share", "share",
-    "Share of the default tokens per minute that pressure leaves", ("shard", "backend"),
+    "Share of the default tokens per minute that may be used under the current pressure; 1: all", ("shard", "backend"),
 )  # fmt: skip
 
 # Accounting.

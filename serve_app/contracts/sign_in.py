@@ -47,10 +47,11 @@ class FindSignInLink(Command[SignInLink | None]):
 
 @dataclass(frozen=True, slots=True)
 class UseSignInLink(Command[Person]):
-    """Uses up a link and returns the account's oldest owner with the operator role `admin` who is not suspended.
+    """Uses up a link and returns an owner of the account who has the operator role `admin` and is not suspended.
 
-    If there is none, `email`, `name` and `password` (a hash) create the person. Raises InvalidValue for a link that
-    does not work, and Conflict for an e-mail address that is already in use.
+    Of several, it returns the person who was created first. If there is none, `email`, `name` and `password` (a hash)
+    create the person. Raises InvalidValue for a link that does not work, and Conflict for an e-mail address that is
+    already in use.
     """
 
     digest: str = field(repr=False)

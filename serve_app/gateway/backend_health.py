@@ -12,10 +12,10 @@ be the cause. A backend is ejected from an identifier when all of this is true:
 If an identifier has had only one account for ALONE_S, an ejection can affect no other account. Each request then counts
 as one vote.
 
-After a pause, an ejected backend is half open: every PROBE_S it gets one request, a probe. GOOD_PROBES good probes
-bring it back. Bad probes from MIN_ACCOUNTS accounts start a pause of twice the length, up to LONGEST_PAUSE_S. After a
-bad probe, an account sends no more probes until the next pause ends. So its requests neither keep the backend out nor
-fail repeatedly.
+After a pause, an ejected backend is half open: every PROBE_S it may get one request, a probe. GOOD_PROBES good probes
+bring it back. Bad probes from MIN_ACCOUNTS accounts start a pause of twice the length, up to LONGEST_PAUSE_S. If the
+identifier has had only one account for ALONE_S, one bad probe is enough. After a bad probe, an account sends no more
+probes until the next pause ends. So its requests neither keep the backend out nor fail repeatedly.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class BackendHealth:
     def judge(self, identifier: str, ready: Collection[str]) -> list[Ejection]:
         """Ejects backends of an identifier and brings them back. Returns the new ejections.
 
-        `ready` names the backends that run and could take the identifier's requests. The last of them is never ejected.
+        `ready` names the backends that run and could take the identifier's requests. A backend is not ejected if all
+        others of `ready` are.
         """
         now, ejections = self._clock(), []
         names = [backend for of, backend in self._records if of == identifier]

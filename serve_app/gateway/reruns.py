@@ -14,8 +14,8 @@ if the replica has settled the run first, two runs could be billed. In these cas
 must send it again.
 
 The gateway sends the limiter two consecutive messages in one ordered stream. The first releases the lost run's hold and
-what the run counted against the rate limits; the second admits the next run. No other request of this gateway comes in
-between, and nothing counts twice.
+gives back what the run had used of the rate limits; the second admits the next run. No other request of this gateway
+comes in between, and nothing counts twice.
 """
 
 from __future__ import annotations

@@ -120,9 +120,9 @@ class Controller:
     def pressure(self) -> float:
         """The lower median of the replicas' pressures, at least 0.
 
-        A replica's pressure is its queueing delay, or the work in its queued prompts if that is more, each divided by
-        its target. It is at least 1 while requests wait and the KV cache is full. The median is used so that one slow
-        replica does not throttle work that the others could serve.
+        A replica's pressure is the larger of two ratios: its queueing delay to the target, and the work in its queued
+        prompts to their target. It is at least 1 while requests wait and the KV cache is full. The median is used so
+        that one slow replica does not throttle work that the others could serve.
         """
         return _lower_median(replica.pressure(self.tuning) for replica in self._replicas.values())
 

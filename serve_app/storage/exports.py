@@ -46,7 +46,8 @@ def request_row(record: UsageRecord) -> Row:
 
 # Characters that make spreadsheets compute, or call other programs, instead of showing text (OWASP, "CSV injection").
 # Full-width forms are included, because some spreadsheets convert them. Plain numbers, with or without a minus, are
-# safe. The characters match at the beginning of a cell; in some locales a semicolon ends a cell.
+# safe. The characters match at the beginning of a cell, and after a semicolon, tab or line break, which some programs
+# read as the end of a cell.
 _COMPUTES = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[=+\-@\t\r\n＝＋－＠])")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
 
@@ -70,9 +71,10 @@ class Csv:
 
 
 class JsonArray:
-    """One JSON array with one object per line, written like Csv. Line-based tools can also process it.
+    """One JSON array with one object per line, which line-based tools can also process.
 
-    A truncated array is not valid JSON. A truncated file of separate JSON lines would look complete.
+    As with Csv, a file is `head`, any number of `rows`, `tail`. A truncated array is not valid JSON. A truncated file
+    of separate JSON lines would look complete.
     """
 
     media_type = "application/json"

@@ -3,8 +3,8 @@
 Secrets are sealed with AES-256-GCM. Each seal is bound to a purpose, for example one user's one-time codes. A sealed
 text that was copied to another row does not open there.
 
-While the key is replaced, the previous key is valid too. Secrets are then sealed under both, so that processes which
-know only one of them can open them.
+While the key is replaced, the previous key is valid too. Each secret is then sealed twice, once under each key, so that
+processes which know only one of the keys can open it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Files are about a megabyte and locked while their process lives. The locks of a dead process are free, so another
 process can adopt its files. A line is a checksum and a settlement as JSON, so a line torn by a crash is recognised. A
 file is removed once all its lines are settled, so the spool shrinks while it is replayed. If the process crashes before
-that, the lines of one file are settled again, which changes nothing.
+that, the settled lines of the remaining files are settled again, which changes nothing.
 
 Keep the folder on a local disk: the locks are `flock`.
 """
@@ -35,7 +35,7 @@ MAX_BATCH_BYTES = 2 * 2**20
 SUFFIX = ".spool"
 ORPHANS = ".orphans"  # files of model replicas: settlements that apply only if no gateway settles the request
 FILE_BYTES = 2**20
-REPLIES = 0.25  # share of the limit for stored replies; the rest is for usage
+REPLIES = 0.25  # share of `max_bytes` that stored replies may use; the rest is for usage
 
 
 class Spool:
@@ -86,7 +86,7 @@ class Spool:
         return min(ends, default=None)
 
     def append(self, settlement: Settlement) -> None:
-        """Stores a settlement, which is on disk when this returns.
+        """Stores a settlement. If the spool is `flushed`, the settlement is on disk when this returns.
 
         Raises SpoolFull and stores nothing if it would exceed `max_bytes` or the disk cannot hold it.
         """
@@ -94,11 +94,11 @@ class Spool:
             raise SpoolFull(f"the spool has reached {self.max_bytes} bytes: admit nothing until it is replayed")
 
     def append_batch(self, settlements: Sequence[Settlement]) -> int:
-        """Stores as many of the first settlements as `max_bytes` allows, with one flush. Returns their number.
+        """Stores as many of the first settlements as `max_bytes` allows. Returns their number.
 
-        They are on disk when this returns. If stored replies would exceed their share of the limit, a settlement is
-        stored without its reply: a client's retry is then a new request. Raises SpoolFull and stores nothing if the
-        disk cannot hold the settlements.
+        If the spool is `flushed`, one flush brings them to the disk before this returns. If stored replies would exceed
+        their share of the limit, a settlement is stored without its reply: a client's retry is then a new request.
+        Raises SpoolFull and stores nothing if the disk cannot hold the settlements.
         """
         lines: list[bytes] = []
         with self._lock:
@@ -132,7 +132,7 @@ class Spool:
             has_new_file = bool(unflushed) and self._has_new_file
             self._has_new_file &= not has_new_file
         failure: OSError | None = None
-        for file, descriptor in unflushed:  # without the lock: no other thread may wait for the disk
+        for file, descriptor in unflushed:  # without the lock, so that no other thread waits for the disk
             try:
                 os.fsync(descriptor)
             except OSError as error:
@@ -150,9 +150,10 @@ class Spool:
     def replay(
         self, settle: Settle, is_due: Callable[[Settlement], bool] | None = None, *, most: int = REPLAY_BATCH
     ) -> None:
-        """Settles all waiting settlements in order, at most `most` and MAX_BATCH_BYTES at once, and removes them.
+        """Settles the waiting settlements in order and removes them.
 
-        Each file is replayed only up to the first settlement that is not due, according to `is_due`.
+        A batch has at most `most` settlements and MAX_BATCH_BYTES. Each file is replayed only up to the first
+        settlement that is not due, according to `is_due`.
 
         Settlements that the ledger refuses and does not store move to a `.refused` file next to the spool; the log has
         the reason. An error of `settle` (LedgerUnavailable) ends the replay. This process does not settle again what
@@ -232,7 +233,10 @@ class Spool:
     def _settle_batch(
         self, file: SpoolFile, settle: Settle, is_due: Callable[[Settlement], bool] | None, most: int
     ) -> bool:
-        """Settles the next lines of a file. Returns False if there are none. Meanwhile, other threads can append."""
+        """Settles the next lines of a file. Meanwhile, other threads can append.
+
+        Returns False if there are no lines, or the first one is not due.
+        """
         with self._lock:
             found = file.next_lines(most, MAX_BATCH_BYTES)
         read = ((offset, raw, file.read(offset, raw)) for offset, raw in found)

@@ -108,7 +108,12 @@ def test_flags_are_read_as_bash_reads_them() -> None:
             "RAY_TLS_CA_CERT of books expires in 29 days",
         ),
         ("certificates", "fail", lambda f, n: n[1]["tls"]["ends"].update(RAY_TLS_CA_CERT=NOW - 1), "expired 0 days"),
-        ("certificates", "fail", lambda f, n: n[1]["tls"]["ends"].update(RAY_TLS_CA_CERT=None), "is not a certificate"),
+        (
+            "certificates",
+            "fail",
+            lambda f, n: n[1]["tls"]["ends"].update(RAY_TLS_CA_CERT=None),
+            "can't be read as a certificate",
+        ),
         ("applications", "fail", lambda f, n: f["applications"].update(model="UNHEALTHY"), "model UNHEALTHY"),
         ("applications", "warn", lambda f, n: f.update(applications={}), "Serve runs none"),
         ("limiter", "fail", lambda f, n: f["limiters"].update(Limiter="timed out"), "Limiter: timed out"),

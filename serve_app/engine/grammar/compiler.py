@@ -41,7 +41,9 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,  # errors must not show the parser's internals
 )
 _MAX_WORKERS = 4
-_REST = 3.0  # a tenant compiles at most a quarter of the time, because some grammars take seconds
+# After a compilation, a tenant pauses for this many times its duration, so it compiles at most a quarter of the time.
+# Some grammars take seconds.
+_REST = 3.0
 
 
 class Compiled(NamedTuple):
@@ -242,8 +244,8 @@ class GrammarState:
     - `too_large`: whether it failed because the grammar is too large to continue.
 
     Replies with the same grammar share its lexer, which has a maximum number of states. When the lexer is full, `renew`
-    starts to compile a separate matcher for this reply. That matcher then consumes the reply's tokens so far. Until it
-    is complete, the state is not `ready`, and its masks allow no token.
+    starts to compile a separate matcher for this reply. That matcher then consumes the reply's tokens so far. Until
+    both have ended, the state is not `ready`, and its masks allow no token.
     """
 
     def __init__(

@@ -5,7 +5,7 @@
   that differs as a double. Inclusive bounds are safe, because rounding keeps the order.
 - Dates and hosts: llguidance knows the days of each month, but not leap years (RFC 3339, appendix C) or the maximum
   length of a host name (RFC 1123, section 2.1; RFC 1035, section 2.3.4).
-- Lengths: llguidance rejects lengths of ten digits. Maximum lengths that no reply can reach are dropped.
+- Lengths: llguidance rejects string lengths of 2**32 and more. Maximum lengths that no reply can reach are dropped.
 - Keys: llguidance allows escapes in keys that are not in `properties`, and compares these keys as written. So
   {"\\u0061ge": "old"} would match a schema in which `age` is a number, although the decoded key is `age`. Keys that
   match a pattern cannot have escapes, so in the rewritten schema, keys that are not in `properties` match a pattern.

@@ -13,7 +13,8 @@ from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.loading.checkpoint import Tensor
 from serve_app.engine.loading.progress import Progress, Say
 
-# Leaves out pickled weights, weights of other frameworks, and a second copy in one file, which many repositories have.
+# Not downloaded: pickled weights, weights of other frameworks, subfolders, and `consolidated*.safetensors`, a second
+# copy of the weights that many repositories have.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _IGNORED = ["*/*", "consolidated*.safetensors"]
 

@@ -125,7 +125,10 @@ def changes(
     computes_fp8: bool,
     most_gpus: int = 8,
 ) -> list[Change]:
-    """Changes, each of which is enough to make the model fit, the smallest first. `budget` is per GPU, in bytes."""
+    """Returns changes, each of which alone makes the model fit. `budget` is per GPU, in bytes.
+
+    The order is: a shorter context, more GPUs, fp8, a variant with 4 bits.
+    """
 
     def fits(weights: int, context: int = context, gpus: int = gpus) -> bool:
         demand = demand_of(name, config, weights, context=context, gpus=gpus, sequences=sequences, step=step)

@@ -42,6 +42,7 @@ def _change(memory: KvMemory, context: int) -> str:
     if memory.is_halvable and factor <= 2:
         return "vllm.kv_cache_dtype to fp8"
     times = 2
-    while times < factor:  # fewer GPUs may be enough, because more GPUs also divide the weights
+    # This may be more GPUs than necessary: additional GPUs also divide the weights, which leaves more room on each GPU.
+    while times < factor:
         times *= 2
     return f"vllm.tensor_parallel_size to {memory.tensor_parallel_size * times} and num_gpus to {memory.gpus * times}"
