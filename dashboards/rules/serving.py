@@ -32,7 +32,8 @@ or
 absent(last_over_time({KNOWN}[1d]))"""
 
 # A replica that never started has no series, so the weights show which backends must exist. `qwen:law` is an adapter
-# of the application `qwen`. A running application with a target of 0 has scaled to zero. While the controller restarts, no process reports health.
+# of the application `qwen`. A running application with a target of 0 has scaled to zero. While the controller restarts,
+# no process reports health.
 NO_REPLICA: Final = f"""\
 label_replace(
   max by ({SERVICE}, backend) ({metrics.BACKEND_WEIGHT.exported}) > 0,
