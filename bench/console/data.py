@@ -152,7 +152,7 @@ def fill(url: str) -> Life:
         for name, requests, _ in OTHERS:
             until = 9 if name == "Quiet Fox" else 0
             sources.append(_Source(others[name], past.key(others[name], "main"), requests, until=until))
-        staff = past.account("Operations", 1)
+        staff = past.account("Staff", 1)
         for email, name, role in ((OPERATOR, "Lena Fischer", "admin"), (SECOND, "Omar Haddad", "finance")):
             past.member(staff, email, name, "owner")
             ledger.run(operators.SetOperatorRole(email, role, staff, Audit("make serve")))

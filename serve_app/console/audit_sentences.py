@@ -18,7 +18,7 @@ UNITS: Final[Mapping[str, str]] = {
     "rpm": "requests per minute",
     "tpm": "tokens per minute",
     "concurrency": "concurrent requests",
-    "weight": "priority under load",
+    "weight": "weight under load",
 }
 CREDITS: Final = {"top_up": "a payment", "grant": "a credit"}
 _BY_KEY: Final = re.compile(r"(?:(.+) )?key:([0-9a-f]{12})")  # as `/admin` names an operator
@@ -45,7 +45,7 @@ def _actor(actor: str) -> str:
     """Returns who acted: a person's e-mail address, or a description such as "The configuration"."""
     named = _BY_KEY.fullmatch(actor)
     if named is not None:
-        return f"{named[1]} (operator key)" if named[1] else f"The operator key {named[2]}"
+        return f"Operator key ({named[1]})" if named[1] else f"The operator key {named[2]}"
     return {"unknown": "Someone unknown", "deployment": "The configuration", "stripe": "Stripe"}.get(actor, actor)
 
 
@@ -94,6 +94,8 @@ class _Teller:
             name, was, now = parts[0]
             both = isinstance(was, int) and isinstance(now, int)
             verb = "changed" if not both else "raised" if now > was else "lowered"
+            if name == "weight":
+                return f"{verb} the weight under load of {self.account} from {_number(was)} to {_number(now)}"
             return f"{verb} the limit of {self.account} from {_number(was)} to {_number(now)} {UNITS.get(name, name)}"
         told = [f"{UNITS.get(name, name)} from {_number(was)} to {_number(now)}" for name, was, now in parts]
         return f"changed the limits of {self.account}: {', '.join(told)}"
@@ -109,7 +111,7 @@ class _Teller:
         told = []
         for name in self.detail:
             was, now = (self.value(name, one) for one in self.change(name))
-            told.append(f"{name.replace('_', ' ')} from {was} to {now}")
+            told.append(f"{UNITS.get(name, name.replace('_', ' '))} from {was} to {now}")
         return f"changed the API key “{self.subject}” of {self.account}: {', '.join(told) or 'nothing'}"
 
     def role(self, what: str) -> str:
@@ -136,7 +138,8 @@ class _Teller:
         return f"set the price of {self.subject}{unit} per million tokens: {', '.join(told)}{since}"
 
     def decision(self) -> str:
-        word = "approved" if self.detail.get("approved") else "rejected"
+        is_own = self.text("asked_by") == self._record.actor
+        word = "approved" if self.detail.get("approved") else "withdrew" if is_own else "rejected"
         kind = CREDITS.get(self.text("kind"), "a credit")
         return f"{word} {kind} of {self.money()} for {self.account}, requested by {self.text('asked_by')}"
 
@@ -236,7 +239,7 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
         f"published a notice to {one.account if one.account != 'the service' else 'all accounts'}: {one.text('text')}"
     ),
     "end_notice": lambda one: f"ended the notice: {one.text('text')}",
-    "retry_stuck": lambda one: f"retried the settlement of {one.text('request_id')} of {one.account}",
+    "retry_stuck": lambda one: f"retried the charge of the request {one.text('request_id')} of {one.account}",
     "read_account": lambda one: f"opened the page of {one.account}",
     "read_person": lambda one: f"opened the page of {one.subject}",
     "read_people": lambda one: one.read("the people"),
@@ -248,9 +251,41 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
 }
 
 
+#: Names in the filter of the actions whose stored name does not say what they are.
+LABELS: Final = {
+    "set_active": "Suspend or reactivate account",
+    "credit": "Book credit or payment",
+    "ask_credit": "Request credit",
+    "decide_credit": "Approve or reject credit",
+    "correct": "Correct balance",
+    "take_back": "Take back credit",
+    "return_not_covered": "Returned payment not covered",
+    "return_unmatched": "Returned payment without its payment",
+    "ask_payment_method": "Request payment method",
+    "set_recharge": "Change automatic recharge",
+    "recharge_on": "Turn on automatic recharge",
+    "recharge_off": "Turn off automatic recharge",
+    "totp_on": "Turn on two-factor authentication",
+    "totp_off": "Turn off two-factor authentication",
+    "make_sign_in_link": "Create sign-in link",
+    "reset_person": "Reset password or two-factor authentication",
+    "allow_sign_in": "Unlock sign-in",
+    "failed_login": "Wrong key",
+    "retry_stuck": "Retry failed charge",
+    "read_account": "View account",
+    "read_person": "View person",
+    "read_people": "View people",
+    "read_keys": "View API keys",
+    "read_usage": "View requests",
+    "read_request": "View request",
+    "read_refusals": "View errors",
+    "export_usage": "Export requests",
+}
+
+
 def label(action: str) -> str:
     """Returns an action's name in the filter: "Set limits"."""
-    return action.replace("_", " ").capitalize()
+    return LABELS.get(action) or action.replace("_", " ").capitalize()
 
 
 def _number(value: Any) -> str:

@@ -36,7 +36,7 @@ CODES: Final = {
     "insufficient_balance": "The account's balance did not cover the request.",
     "budget_exceeded": "The API key's budget was spent.",
     "invalid_api_key": "The API key is revoked or expired, or the account is suspended.",
-    "address_not_allowed": "The API key may not be used from this address.",
+    "address_not_allowed": "The API key may not be used from this IP address.",
     "model_not_found": "The model does not exist, or the API key may not use it.",
     "context_length_exceeded": "The prompt is longer than the model's context.",
     "overloaded": "The model had no capacity.",

@@ -14,9 +14,9 @@ from serve_app.contracts.key_format import digest
 
 INVITATION_S: Final = 72 * 3600.0
 ROLES: Final = {
-    "owner": "everything, including members and billing",
+    "owner": "Everything, including members and billing",
     "member": "API keys, playground and usage",
-    "billing": "usage, billing and alerts",
+    "billing": "Usage, billing and alerts",
 }
 
 

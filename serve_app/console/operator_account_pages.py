@@ -29,7 +29,7 @@ from serve_app.contracts.units import DAY_S
 PAGE: Final = 50
 SPENDING_DAYS: Final = 30
 STATES: Final = {"": "Any status", "active": "Active", "suspended": "Suspended"}
-SPENDING: Final = {"": "Any", "yes": "Some", "no": "None"}
+SPENDING: Final = {"": "Any amount", "yes": "More than zero", "no": "Nothing"}
 CREDITS: Final = {"top_up": "Payment", "grant": "Credit"}
 ENTRIES: Final = {"top_up": "Payment", "grant": "Credit", "correction": "Correction", "expiry": "Expired credit"}
 LABELS: Final = {

@@ -70,7 +70,7 @@ async def _decide(visit: Visit, *, approved: bool) -> Response:
     command = operators.DecideCredit(visit.request.path_params["pending_id"], approved, visit.audit)
     if not await visit.console.books.run(command):
         raise Refused(409, "This credit has already been approved or rejected.")
-    return visit.go("/operator/credits", done="Credit approved" if approved else "Credit rejected")
+    return visit.go("/operator/credits", done="Credit approved" if approved else "Credit request closed")
 
 
 async def audit(visit: Visit) -> Response:

@@ -192,8 +192,8 @@ async def _steps(visit: Visit, account_id: str, has_keys: bool, has_called: bool
     members, invited = await run(ListPeople(account_id))
     alerts = await run(ListAlerts(account_id))
     steps = [
-        ("Create an API key", "Programs sign their requests with it.", f"{here}/keys", has_keys),
-        ("Make a first call", "Copy a snippet for curl, Python or Node.", f"{here}/docs", has_called),
+        ("Create an API key", "Programs send it with each request.", f"{here}/keys", has_keys),
+        ("Send a first request", "Copy a snippet for curl, Python or Node.", f"{here}/docs", has_called),
         ("Invite a colleague", "Share the account by role.", f"{here}/members", len(members) > 1 or invited != []),
         ("Set an alert", "Know before the balance runs out.", f"{here}/alerts", alerts != []),
     ]

@@ -31,7 +31,7 @@ GROUPS: Final = {
     },
     "Reasoning": {
         "reasoning_effort": "Reasoning effort",
-        "chat_template_kwargs": "Template variables (JSON)",
+        "chat_template_kwargs": "Chat template variables (JSON)",
     },
 }
 #: Fields that other parts of the page set: the conversation, the format of the reply, tools and token probabilities.

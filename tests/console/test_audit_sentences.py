@@ -28,7 +28,7 @@ def told(action: str, detail: dict[str, Any] | None = None, *, account: str = "a
 @pytest.mark.parametrize(
     ("actor", "name"),
     [
-        ("make serve key:f6e1909ec1f5", "make serve (operator key)"),
+        ("make serve key:f6e1909ec1f5", "Operator key (make serve)"),
         ("key:f6e1909ec1f5", "The operator key f6e1909ec1f5"),
         ("deployment", "The configuration"),
         ("monkey:f6e1909ec1f5", "monkey:f6e1909ec1f5"),
@@ -59,6 +59,11 @@ def change(was: Any, now: Any) -> dict[str, Any]:
             "decide_credit",
             {"approved": False, "kind": "top_up", "amount": 10**9, "asked_by": "fred@example.com"},
             "rejected a payment of 1.00 USD for Acme, requested by fred@example.com",
+        ),
+        (
+            "decide_credit",
+            {"approved": False, "kind": "grant", "amount": 10**9, "asked_by": "anna@example.com"},
+            "withdrew a credit of 1.00 USD for Acme, requested by anna@example.com",
         ),
         (
             "update_key",

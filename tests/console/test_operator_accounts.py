@@ -33,13 +33,14 @@ def test_why_a_request_was_refused_at_a_time_is_one_question(house: House) -> No
     assert f'href="{path}/refusals"' in page
     page = browser.get(f"{path}/refusals").text
     assert 'name="at" type="datetime-local" value=""' in page
-    assert "Why, in the last 24 hours" in page
+    assert "Reasons, in the last 24 hours" in page
     page = browser.get(f"{path}/refusals", params={"at": "2026-06-01T11:55"}).text
     assert house.asked[-1][:2] == (
         "refusals",
         {"account_id": house.account_id, "since": NOON - 15 * MINUTE, "until": NOON + 5 * MINUTE},
     )
-    assert "Why, from 1 Jun 2026, 11:45 UTC to 1 Jun 2026, 12:05 UTC 3 rejected (4xx), 0 failed (5xx)" in words(page)
+    shown = words(page)
+    assert "Reasons, from 1 Jun 2026, 11:45 UTC to 1 Jun 2026, 12:05 UTC 3 rejected (4xx), 0 failed (5xx)" in shown
     assert "429 2 × More requests per minute than the limit." in words(page)
     assert "The account&#39;s balance did not cover the request." in page  # a line without its reason
     assert page.index("<code>r60</code>") < page.index("<code>r300</code>")

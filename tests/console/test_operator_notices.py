@@ -38,7 +38,7 @@ def test_a_notice_is_shown_to_its_customers_while_it_lasts(house: House) -> None
     assert submit(sue, PATH, end).status_code == 303
     house.clock.now += KEPT_S
     shown = sue.get(PATH).text
-    assert "Expired" in shown
+    assert "Ended" in shown
 
 
 def test_a_notice_that_can_not_be_is_explained_in_its_form(house: House) -> None:

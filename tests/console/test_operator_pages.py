@@ -62,7 +62,7 @@ def test_limits_and_state_are_set_and_audited_under_the_operators_name(house: Ho
     assert submit(browser, path, f"{path}/credit", amount="1", kind="grant", memo="m").status_code == 403
     page = browser.get("/console/operator/audit", params={"account": house.account_id}).text
     assert "lowered" not in page
-    assert "changed the limit of Ada&#39;s from 2 to the default priority under load" in page
+    assert "changed the weight under load of Ada&#39;s from 2 to the default" in page
     assert "reactivated the account Ada&#39;s" in page
     assert submit(browser, path, "/console/operator/accounts/acct_none/active", active="no").status_code == 422
     page = submit(browser, path, f"{path}/limits", rpm="1.5", tpm="77").text
@@ -113,11 +113,11 @@ def test_a_large_credit_needs_a_second_operator(house: House) -> None:
     [reject] = {part for part in fay.get(credits).text.split('"') if part.endswith("/reject")}
     assert submit(fay, credits, reject).status_code == 303
     page = fay.get(credits).text
-    assert "No credit waits" in page
+    assert "No credit is waiting for approval" in page
     row = cells(page, "Ada&#39;s")
     assert (row[0], row[1], row[3:]) == ("100.00", "Payment", ["fred@example.org", "–", "just now"])
     assert "Approved by fred@example.org" in page
-    assert "Rejected by fay@example.org" in page
+    assert "Withdrawn by fay@example.org" in page
     assert balance(house) == 105
     assert house.ledger.check().ok
 
@@ -130,7 +130,7 @@ def test_credits_of_commands_are_listed_and_payments_of_a_provider_are_not(house
         more = {"kind": "top_up", "memo": f"stripe pi_2{number}", "audit": Audit("stripe")}
         house.ledger.credit(house.account_id, 10**9, **more)
     page = operator(house, "read-only", "ray@example.org").get("/console/operator/credits").text
-    found = ["5.00", "Credit", "opening credit", "make serve (operator key)", "Never", "just now"]
+    found = ["5.00", "Credit", "opening credit", "Operator key (make serve)", "Never", "just now"]
     assert cells(page, "Ada&#39;s") == found
     assert "pi_1" not in page
 
@@ -165,7 +165,7 @@ def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None
     assert "acct_none</a></td>" in page
     house.live = None
     page = browser.get(path).text
-    assert "what its gateways keep is not known right now" in page
+    assert "the pending charges are not known right now" in page
     assert "No difference found." in page
 
 
@@ -203,7 +203,7 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
         await pressure.look()
     page = browser.get("/console/operator/live").text
     assert cells(page, "smollm2") == ["Running", "2", "3", "1", "0.25 s", "12.5%", "1,300", "1.5", "50%"]
-    assert "No replica reports" in page
+    assert "No replica has reported yet" in page
     assert "&lt;b&gt;Ada" in page
     assert 'hx-get="/console/operator/live" hx-select="#now"' in page
     assert "smollm2 is overloaded: the limits of its users are lowered to 50%." in page
@@ -269,7 +269,7 @@ async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_man
     page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
     assert [one["name"] for one in chart(page, "pressure")["series"]] == [f"b{number}" for number in range(DRAWN)]
     assert "The 2 backends with the lowest values are not drawn." in page
-    assert "Tokens and pressure since 1 Jun 2026, 12:00 UTC." in page
+    assert "Tokens and queue pressure once a minute since 1 Jun 2026, 12:00 UTC." in page
 
 
 def test_the_account_half_of_the_navigation_folds_for_operators_on_their_pages(house: House) -> None:

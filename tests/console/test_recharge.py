@@ -170,7 +170,7 @@ def test_payments_wait_for_each_other_and_end_at_the_months_cap(house: House, ap
         turn(house)
     assert (len(api.payments), balance(house)) == (2, "55.00")
     page = words(browser.get(path(house)).text)
-    assert "This month $50.00 of $60.00 is used." in page
+    assert "Charged this month: $50.00 of at most $60.00 ." in page
     assert "waits until next month" in page
 
 

@@ -34,7 +34,7 @@ def test_both_pages_show_the_same_last_minutes_and_the_charts_of_the_last_hour(h
         assert [one["values"] for one in chart(page, "first-token")["series"]] == [[100.0, None], [250.0, None]]
     assert [one for one in house.asked if one[0] == "minutes"] == [("minutes", {"since": NOON - 3600}, "")]
     page = browser.get("/console/operator", params={"days": "30"}).text
-    assert "Requests and errors by day" in page
+    assert "Served and failed requests by day" in page
 
 
 async def test_the_log_is_read_from_the_last_known_minute_on_and_an_hour_is_kept(house: House) -> None:

@@ -138,7 +138,7 @@ def test_a_request_of_another_account_is_not_found(house: House) -> None:
     path = f"/console/accounts/{other}/requests"
     assert stranger.get(f"{path}/chatcmpl-1").status_code == 404
     answer = stranger.get(path, params={"id": "chatcmpl-1"})
-    assert (answer.status_code, "No request with id “chatcmpl-1”" in answer.text) == (200, True)
+    assert (answer.status_code, "No request with ID “chatcmpl-1”" in answer.text) == (200, True)
 
 
 @pytest.mark.parametrize(

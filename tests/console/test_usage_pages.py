@@ -306,4 +306,4 @@ def test_the_overview_names_the_latest_requests_if_the_day_had_more(
     use(house, "bad", outcome=Outcome.FAILED)
     use(house, "r1", "r2")
     page = words(house.member().get(f"/console/accounts/{house.account_id}").text)
-    assert "Reliability, latest 2 requests The first of them ended 1 minute ago . Failed (5xx) 0 of 2" in page
+    assert "Reliability, latest 2 requests The oldest of them ended 1 minute ago . Failed (5xx) 0 of 2" in page

@@ -397,7 +397,7 @@ def test_the_keyboard_alone_suffices(service: Service, browser: Chrome) -> None:
     sections = ("Playground", "Usage", "Requests", "Billing", "Alerts", "Members", "Settings")
     links = [f"//aside//a[normalize-space()='{section}']" for section in sections]
     menu = "//a[@aria-label='Your profile']"
-    titles = [*sections, "Connect", "Profile"]
+    titles = [*sections, "Docs", "Profile"]
     for title, path in zip(titles, [*links, "//header//a[contains(@href, '/docs')]", menu], strict=True):
         reach(path)
         press_keys(Keys.ENTER)

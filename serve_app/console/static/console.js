@@ -90,7 +90,7 @@
     for (const one of document.querySelectorAll("[data-zone]")) one.textContent = zone.find((part) => part.type === "timeZoneName").value;
     for (const one of document.querySelectorAll("[data-zone-switch]")) {
       one.hidden = false;
-      one.querySelector("span").textContent = utc ? "Show times in your zone" : "Show times in UTC";
+      one.querySelector("span").textContent = utc ? "Show times in your time zone" : "Show times in UTC";
     }
   }
   document.addEventListener("click", (event) => {
