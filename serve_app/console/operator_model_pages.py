@@ -107,9 +107,9 @@ def verdict(row: Mapping[str, Any]) -> str:
     stable = row["stable"]
     times = _times(figures, stable)
     if not row["is_enough"]:
-        number, of = min((requests, name), ((stable or {"requests": 0})["requests"], "the stable backend"))
+        number = min(requests, (stable or {"requests": 0})["requests"])
         so_far = f" So far, time to the first token: {times}." if times else ""
-        return f"{name}: too few requests to judge ({number} of the {ENOUGH} needed on {of}).{so_far}"
+        return f"{name}: too few requests to judge ({number} of the {ENOUGH} needed on each backend).{so_far}"
     told = f"{failed:,} of {requests:,} requests failed"
     if row["fails_more"]:
         told += ", more than on the stable backend"

@@ -160,8 +160,8 @@ def _limits(
     is_hour = since <= now - HOUR_S
     minutes: dict[int, list[UsageRecord]] = defaultdict(list)
     for row in latest:
-        if (age := now - row.finished_at) < (HOUR_S if is_hour else MINUTE_S):
-            minutes[int(max(0.0, age) // MINUTE_S)].append(row)
+        if now - row.finished_at < (HOUR_S if is_hour else MINUTE_S):
+            minutes[int(row.finished_at // MINUTE_S) if is_hour else 0].append(row)
     tokens = (sum(row.prompt_tokens + row.completion_tokens for row in rows) for rows in minutes.values())
     per_minute = "peak in the last hour" if is_hour else "in the last minute"
     used: dict[str, tuple[int | None, str]] = {

@@ -104,7 +104,7 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
             9,
             100,
             0,
-            "new: too few requests to judge (29 of the 30 needed on new)."
+            "new: too few requests to judge (29 of the 30 needed on each backend)."
             " So far, time to the first token: p50 100 ms, stable 100 ms.",
         ),
         (64, 0, 100, 3, "new: 0 of 64 requests failed; the first token is as fast (p50 100 ms, stable 100 ms)."),

@@ -4,6 +4,7 @@
 const page = document.documentElement;
 const shown = document.getElementById("docs");
 const EXAMPLE = "http://127.0.0.1:8000"; // the service's address in the document's examples
+const inConsole = shown?.closest(".page-wrapper") !== null; // beside the navigation: examples below the text
 const isDark = () => page.getAttribute("data-bs-theme") === "dark";
 
 for (const button of document.querySelectorAll("[data-theme-toggle]")) {
@@ -88,7 +89,7 @@ function look() {
   const font = { fontFamily: "var(--tblr-font-sans-serif)" };
   return {
     spacing: { unit: 5, sectionHorizontal: innerWidth < 576 ? 16 : 40, sectionVertical: 28 },
-    breakpoints: { small: "50rem", medium: "70rem", large: "105rem" },
+    breakpoints: inConsole ? { small: "50rem", medium: "120rem", large: "121rem" } : { small: "50rem", medium: "70rem", large: "105rem" },
     colors: { primary: { main: link }, text: { primary: text, secondary: quiet }, border: { light: edge, dark: edge } },
     typography: {
       fontSize: "15px", lineHeight: "1.55", ...font, headings: { ...font, fontWeight: "600" },
