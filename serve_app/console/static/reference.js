@@ -4,7 +4,7 @@
 const page = document.documentElement;
 const shown = document.getElementById("docs");
 const EXAMPLE = "http://127.0.0.1:8000"; // the service's address in the document's examples
-const inConsole = shown?.closest(".page-wrapper") !== null; // beside the navigation: examples below the text
+const inConsole = Boolean(shown?.closest(".page-wrapper")); // beside the navigation: examples below the text
 const isDark = () => page.getAttribute("data-bs-theme") === "dark";
 
 for (const button of document.querySelectorAll("[data-theme-toggle]")) {
