@@ -120,7 +120,7 @@ class ReplyToRequest:
             caller = self._authenticator.caller(self._request)
             chat, retry = await self._read_request(caller)
             record.model, record.stream = chat.model, chat.stream
-            await until_gone(receive, self._reply(chat, caller, retry, sender, arrived))
+            await until_gone(receive, self._start(chat, caller, retry, sender, arrived))
             record.status = 200
         except ApiError as error:
             record.status, record.code = error.status, error.code
@@ -208,6 +208,12 @@ class ReplyToRequest:
         """Settles a finished request, and returns the body to send. `body` is the reply if it is not streamed."""
         await exchange.complete(body)
         return body
+
+    async def _start(
+        self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float
+    ) -> None:
+        await self._services.starts.wait(caller.account_id or caller.digest)
+        await self._reply(chat, caller, retry, sender, arrived)
 
     async def _reply(
         self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float

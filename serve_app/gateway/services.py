@@ -13,6 +13,7 @@ from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.settlements import Settlements
+from serve_app.gateway.starts import Starts
 from serve_app.gateway.tracing import Tracing
 from serve_app.settings import GatewaySettings
 
@@ -31,6 +32,7 @@ class Services:
     orphan_delay_s: float = 2.0  # a replica settles an interrupted stream if this gateway has not done so by then
     clock: Callable[[], float] = time.monotonic  # seconds, to time requests
     background: BackgroundRuns = field(init=False)
+    starts: Starts = field(default_factory=Starts)
     calls: set[RequestRecord] = field(default_factory=set)  # requests at backends; `Lifecycle` removes ended ones
 
     def __post_init__(self) -> None:
