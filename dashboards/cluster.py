@@ -29,7 +29,7 @@ def gpu_memory() -> str:
 
 
 def starts() -> str:
-    """Returns an expression for the starts of the last hour: series that are new, because each replica has its own."""
+    """Returns an expression that counts the replicas started in the last hour: each has a separate, new series."""
     counters = select(exported.REPLICA_STARTS)
     seen, before = f"count_over_time({counters}[1h])", f"count_over_time({counters}[1h] offset 1h)"
     return f"count by ({DEPLOYMENT}) ({seen} unless {before})"
@@ -39,7 +39,7 @@ NOW_ROW = [
     single(
         "How many gateways are healthy?", or_zero(total(exported.REPLICA_HEALTHY, where=GATEWAYS)), "short",
         low_is_bad(1, 2),
-        good="Two or more on a cluster; one on a single machine.",
+        good="Two or more. On a single machine, one (shown yellow) is normal.",
         otherwise="0: no request is served. Run `serve-app doctor` against the service's address.",
         then=Board.USERS,
     ),
@@ -71,7 +71,7 @@ NOW_ROW = [
     single(
         "How near is HAProxy to its connection limit?", f"max({CONNECTIONS})", "percentunit", high_is_bad(0.7, 0.9),
         good="Below 70% of RAY_SERVE_HAPROXY_MAXCONN on every node.",
-        otherwise="Add nodes or raise it: at the limit new clients wait before they are accepted.",
+        otherwise="Add nodes, or raise RAY_SERVE_HAPROXY_MAXCONN. At the limit, new clients wait.",
         then=Board.USERS,
     ),
     single(
@@ -97,7 +97,7 @@ NODES = [
     graph(
         "How busy are the CPUs?", {"{{instance}}": most(exported.NODE_CPU, "instance")}, "percent",
         good="Below 80% on every node.",
-        otherwise="Only one node: it has too many replicas.",
+        otherwise="If only one node is busy, it has too many replicas.",
         then=Board.CAPACITY,
     ),
     graph(
@@ -109,7 +109,7 @@ NODES = [
     graph(
         "How full are the disks?", {"{{instance}}": most(exported.NODE_DISK, "instance")}, "percent",
         good="Flat, below 80%.",
-        otherwise="It climbs with an outage of the ledger: spools. Otherwise logs or models.",
+        otherwise="If it climbs during an outage of the ledger, spools grow. Otherwise, logs or models do.",
         then=Board.MONEY,
     ),
     graph(
@@ -146,15 +146,16 @@ FRONT_DOOR = [
     graph(
         "What does HAProxy answer?",
         {"{{code}}": rate_of(exported.HAPROXY_RESPONSES, "code", 'proxy="http_frontend"')}, "reqps", stacked=True,
-        good="2xx. 4xx in proportion. A request that takes a lane counts twice.",
-        otherwise="5xx that Serve does not show are HAProxy's own: no gateway, or an address in its lane.",
+        good="Mostly 2xx, with a steady share of 4xx. A request in a lane counts twice.",
+        otherwise="HAProxy itself sends 5xx that Serve does not show: no gateway is up, or an address has too many "
+        "requests in its lane.",
         then=Board.MONEY,
     ),
     graph(
         "How many connections are open?",
         {
             "{{instance}}": total(exported.HAPROXY_CONNECTIONS, "instance"),
-            "{{instance}} at most": total(exported.HAPROXY_MAX_CONNECTIONS, "instance"),
+            "{{instance}} limit": total(exported.HAPROXY_MAX_CONNECTIONS, "instance"),
         },
         "short",
         good="Far below the limit, and similar on all nodes.",
@@ -182,11 +183,12 @@ FRONT_DOOR = [
         "Is HAProxy up to date?",
         {
             "{{node_id}} processes": total(exported.HAPROXY_PROCESSES, "node_id"),
-            "{{node_id}} replicas that differ": total(exported.HAPROXY_MISMATCH, "node_id"),
+            "{{node_id}} replicas out of sync": total(exported.HAPROXY_MISMATCH, "node_id"),
         },
         "short",
-        good="One process a node; no difference for longer than a moment.",
-        otherwise="More processes: old ones still have open streams. A lasting difference: restart Serve on that node.",
+        good="One process per node. HAProxy and Serve know the same replicas, except for moments.",
+        otherwise="More processes: old ones still have open streams. Out of sync for minutes: restart Serve on that "
+        "node.",
         then=Board.USERS,
     ),
 ]  # fmt: skip

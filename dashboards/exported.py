@@ -7,7 +7,7 @@ from typing import Final
 from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric
 
-# Of Ray Serve. Metrics of replicas also have the labels `application`, `deployment` and `replica`.
+# Metrics of Ray Serve. Those of replicas also have the labels `application`, `deployment` and `replica`.
 HTTP_REQUESTS: Final = Metric(
     "counter", "serve_num_http_requests", "requests", "Requests through Serve's front door",
     ("route", "method", "application", "status_code"),
@@ -60,7 +60,7 @@ HAPROXY_MISMATCH: Final = Metric(
     ("node_id",),
 )  # fmt: skip
 
-# Of Ray's agent on each node.
+# Metrics of Ray's agent, which runs on each node.
 _NODE: Final = ("ip", "RayNodeType", "IsHeadNode")
 _GPU: Final = (*_NODE, "GpuDeviceName", "GpuIndex", "GpuUuid")
 NODE_CPU: Final = Metric("gauge", "node_cpu_utilization", "percent", "CPU in use", _NODE)

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 YIELDING = 5  # niceness; the process still gets a quarter of a core that a model uses fully
-PAGES_YIELDING = 15  # niceness of the console, which gets 3% of such a core: chat waits less, and pages take no longer
+# Niceness of the console, which gets 3% of such a core. With 5, chat would wait longer, and pages would not be faster.
+PAGES_YIELDING = 15
 
 
 def yield_to_models(niceness: int = YIELDING) -> None:

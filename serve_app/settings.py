@@ -91,7 +91,7 @@ class IdentifierSettings(_Strict):
     max_output: Annotated[int, Field(ge=1)] = 4096
     """Maximum tokens of a reply."""
     recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = {}
-    """Use → temperature, shown in `/models` as a recommendation."""
+    """Purpose → temperature, shown in `/models` as a recommendation."""
     fallback: str | None = None
     """Backend that replies while the weighted backends have no capacity."""
     aliases: list[str] = []
@@ -121,7 +121,7 @@ class GatewaySettings(_Strict):
     keep_alive_s: Seconds = 10.0
     """Interval of the comments that a stream sends while it waits for the next token, in seconds."""
     early_reply_s: Seconds = 3.0
-    """Seconds after which the gateway starts the response of a reply that is not streamed."""
+    """Seconds after which the gateway sends the headers of a non-streamed reply that is not complete yet."""
     line_feed_s: Seconds = 1.0
     """Interval of the line feeds that a response started by `early_reply_s` sends until the reply is complete, in
     seconds."""
@@ -129,7 +129,7 @@ class GatewaySettings(_Strict):
     """Maximum bytes of a request's body."""
     max_body_items: Annotated[int, Field(ge=1000)] = 100_000
     """Maximum number of values in a body, counted by brackets and commas outside of strings. Each message counts as
-    three values, so raise this setting together with `context_length`."""
+    three values. A longer context allows more messages, so raise this setting together with `context_length`."""
     body_timeout_s: Seconds = 30.0
     """Maximum time until a body is complete, in seconds. Then the request gets 408. A slow body gets 408 earlier: after
     5 s plus one second for each 2 KiB received."""
@@ -138,7 +138,7 @@ class GatewaySettings(_Strict):
     of each. A key that exceeds an eighth (or `max_body_bytes`, if larger) gets 429. Above the total, requests get
     503."""
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
-    """Maximum bytes of the spool, 400 per settlement. Requests get 503 while it is full."""
+    """Maximum bytes of the spool; a settlement takes about 400. Requests get 503 while the spool is full."""
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
     """Maximum requests to `/models` and `/user/*` per API key, and to `/account` per management key. An account may
     send four times as many. Requests that count or convert tokens are limited separately, to ten times this number.
@@ -234,8 +234,8 @@ class GatewayArgs(_StateArgs):
     lease_s: Annotated[float, Field(gt=1)] = 10.0
     """Seconds of silence after which a gateway loses its holds."""
     limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
-    """Seconds for which the successor of a limiter that does not respond waits before it admits requests. Gateways need
-    half of this time to send it their holds."""
+    """Seconds that a new limiter waits before it admits requests, if its predecessor does not respond. Gateways need
+    half of this time to send the new limiter their holds."""
     outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
     """Additional seconds for which the limiter admits requests while the ledger is unavailable. A new limiter waits for
     the same additional time."""
@@ -326,9 +326,9 @@ class SellerSettings(_Strict):
     name: Annotated[str, Field(max_length=100)] = ""
     """The company's name. Default: the name of `brand`."""
     address: Annotated[str, Field(max_length=500)] = ""
-    """Its address, in lines."""
+    """The company's address, with line breaks."""
     tax_id: Annotated[str, Field(max_length=40)] = ""
-    """Its tax ID."""
+    """The company's tax ID."""
     email: Annotated[str, Field(max_length=200)] = ""
     """E-mail address for questions about invoices."""
     font: Path | None = None
@@ -368,8 +368,8 @@ class ConsoleArgs(_StateArgs):
     sign-up and invitations. Without it, the console mails no links."""
     signup: Literal["closed", "invited", "open"] = "invited"
     """Who may become a new user: `closed`: people whom an operator invites; `invited`: also people whom an account's
-    owner invites; `open`: everyone who confirms an e-mail address, with an account of their own. `open` needs `mail`
-    and `url`."""
+    owner invites; `open`: everyone who confirms an e-mail address and thus gets a new account. `open` needs `mail` and
+    `url`."""
     signup_credit: str = "0"
     """Credit that an account gets at sign-up, in units of the currency."""
     signup_credit_per_day: str = "0"
@@ -399,7 +399,7 @@ class ConsoleArgs(_StateArgs):
 
 
 class ModelArgs(EngineSettings):
-    """`args` of a model application: the engine's settings, and those that every engine needs."""
+    """`args` of a model application: settings of the native engine, and settings of all engines."""
 
     engine: str = "native"
     """Engine that computes replies: `native`, or `vllm` for GPUs."""
@@ -417,7 +417,7 @@ class ModelArgs(EngineSettings):
     """Whether reasoning is separated from the text: `auto` (from the chat template) or `none`."""
     routing: Literal["balanced", "conversation"] = "conversation"
     """How one of several replicas is chosen: `conversation` selects the replica that has computed the conversation,
-    unless it is much busier than the others. `balanced` selects the less busy of two."""
+    unless it is much busier than the others. `balanced` picks two replicas at random and selects the less busy one."""
 
     @field_validator("tool_format")
     @classmethod
@@ -436,7 +436,8 @@ class ModelArgs(EngineSettings):
     @model_validator(mode="after")
     def _engine_and_settings_fit(self) -> ModelArgs:
         for other in self.model_fields_set & (ENGINES.keys() - {self.engine}) & ModelArgs.model_fields.keys():
-            if other != "native":  # also a setting of the native engine
+            # The setting `native` turns compiled kernels on or off, so it does not hold the options of an engine.
+            if other != "native":
                 raise ValueError(
                     f"{other}: these settings belong to another engine: write engine: {other}, or remove them"
                 )

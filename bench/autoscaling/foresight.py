@@ -24,9 +24,9 @@ class ForesightTuning:
 
 
 class Foresight:
-    """Always has the replicas for the current load: starts them in time, and stops surplus ones immediately.
+    """Starts replicas in time for the load.
 
-    A surplus replica stays if it will be needed again before a new one could start.
+    Stops a surplus replica immediately, unless it is needed again before a new one could start.
     """
 
     def __init__(self, tuning: ForesightTuning, fleet: Fleet, arrivals: Iterable[Arrival], seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The other account: a process that alternates between a streamed reply and a request with a cached prompt."""
+"""A second account, whose process alternates between a streamed reply and a request with a cached prompt."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Installs the programs that a benchmark compares us with, each into a separate folder outside version control.
 
 The project's virtual environment does not change. An installed peer is left unchanged, a partly installed one is
-installed again, and one that can't be installed is missing from the tables. The last step writes `peer.json` with the
-versions into the folder.
+installed again, and one that can't be installed is missing from the tables. `peer.json` in the folder of an installed
+peer has its versions.
 """
 
 from __future__ import annotations
@@ -77,7 +77,12 @@ def pip(target: Path, python: str, *arguments: str) -> None:
 
 
 def run(target: Path, command: list[str]) -> None:
-    """Runs a command with output to the target's log. Raises SetupError with the last line that has `error`."""
+    """Runs a command with output to the target's log.
+
+    Raises:
+        SetupError: with the last line of the log that has `error`, else with the exit code; or because the program
+            cannot be started.
+    """
     log = target / "setup.log"
     with log.open("ab") as output:
         output.write(f"\n$ {' '.join(command)}\n".encode())

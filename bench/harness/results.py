@@ -1,4 +1,4 @@
-"""Reads figures from the records of a run. A record is one round of a workload at a number of clients."""
+"""Reads figures from the records of a run. A record is one round: a server, a workload and a number of clients."""
 
 from __future__ import annotations
 

@@ -20,18 +20,18 @@ COLUMNS: Final = {
     "ttft_p95_s": ("p95, s", "{:.2f}"),
     "most_requests": ("requests of the busier replica / even share", "{:.2f}"),
     "most_computed": ("prompt tokens computed by the busier replica / even share", "{:.2f}"),
-    "beside_two_s": ("first token during 2 requests, s", "{:.3f}"),
-    "beside_flood_s": ("during 50, s", "{:.3f}"),
+    "beside_two_s": ("first token during another account's 2 requests, s", "{:.3f}"),
+    "beside_flood_s": ("during its 50, s", "{:.3f}"),
 }
 
 
 def spread(results: Results, router: str, figure: str) -> Spread | None:
-    """A router's figure over its turns."""
+    """A router's figure over its measurements."""
     return Spread.of(record[figure] for record in results["records"] if record["router"] == router)
 
 
 def ratio(results: Results, figure: str) -> Spread | None:
-    """Ratio of our figure to that of Serve's default, by the medians of their turns."""
+    """Ratio of the median of our figure to the median of Serve's default."""
     ours, default = spread(results, "conversation", figure), spread(results, "balanced", figure)
     if ours is None or default is None or default.median == 0:
         return None

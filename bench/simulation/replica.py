@@ -41,7 +41,7 @@ class Job:
     deadline_s: float
     on_end: Callable[[str, float], None]  # called with "done", "full", "late" or "lost", and the time
     started_at: float = inf  # time at which it gets its place in the batch
-    first_at: float = inf  # time of its first token, when its prompt is computed
+    first_at: float = inf  # time of its first token: its prompt is then computed
     left: float = 0.0  # tokens of the prompt still to compute
     ends_at: float = 0.0  # value of the replica's `_progress` at which it ends
     charged: float = 0.0  # value of `_progress` up to which the fair queue has counted it
@@ -52,7 +52,7 @@ class Job:
 
 
 class Replica:
-    """A fluid model: between events, all sequences decode at one rate, while the oldest prompt is computed.
+    """A fluid model: between events, sequences decode at one constant rate, and only the oldest prompt is computed.
 
     Requests wait in the engine's own fair queue. A starting sequence reserves room in the KV cache for its prompt and
     output, so nothing is preempted.
@@ -61,8 +61,8 @@ class Replica:
     def __init__(self, name: str, device: Device, now: float) -> None:
         self.name = name
         self.device = device
-        self.version = 0  # of the plan; events of older versions are ignored
-        self.planned = -1  # version whose next event is scheduled
+        self.version = 0  # rises when the next event changes; the simulation ignores events of older versions
+        self.planned = -1  # version for which the next event was scheduled
         self.draining = False
         self._queue: FairQueue[Any] = FairQueue()
         self._waiting: dict[Job, None] = {}  # oldest first

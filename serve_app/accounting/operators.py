@@ -41,10 +41,14 @@ def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: fl
             f"no person has the address {wanted.email!r} yet: invite the person first; the invitation must be accepted"
         )
     if wanted.role is not None and wanted.account_id not in before.roles:
+        missing = (
+            f"account_id is missing: name a staff account of which {before.email} is a member"
+            if wanted.account_id is None
+            else f"{before.email} is not a member of {wanted.account_id}"
+        )
         raise InvalidValue(
-            f"{before.email} is not a member of {wanted.account_id or 'an account that you name'}. Someone "
-            "else could have registered this address through an invitation of their own: invite the person to one of "
-            "your staff accounts, and name that account after they have joined it"
+            f"{missing}. An e-mail address alone proves nothing, because an owner of another account can register it. "
+            "Invite the person to a staff account, and repeat this with that account after they have joined"
         )
     if before.operator_role != wanted.role:
         connection.execute(delete(operator_roles).where(operator_roles.c.user_id == before.user_id))

@@ -1,4 +1,8 @@
-"""Lists requests of all accounts, newest first. Reads day by day, which needs no index over all accounts."""
+"""Lists requests of all accounts, newest first.
+
+Reads day by day: the daily sums name the accounts of a day, and the index of each account finds its rows. So no index
+over all accounts is necessary.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,8 @@ def list_recent(connection: Connection, wanted: ListRecent, _now: float) -> Usag
         finished_at, request_id = _place(wanted.after)
         matching.append(tuple_(rows.finished_at, rows.request_id) < tuple_(finished_at, request_id))
         day = period_at("day", finished_at).name
-        days.append(daily.day <= day if request_id else daily.day < day)  # no id: all of that day was read
+        # A cursor without an id: the previous page has read all of that day.
+        days.append(daily.day <= day if request_id else daily.day < day)
     named = select(daily.day).where(*days).distinct().order_by(daily.day.desc()).limit(MAX_DAYS)
     read = [day_named(name) for name in connection.execute(named).scalars()]
     found: list[UsageRecord] = []

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, exists, insert, literal_column, select, 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import recharge_attempts, recharges
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.recharges import attempt_of, count_to_cap, pause_recharge, read_row
+from serve_app.accounting.recharges import attempt_of, pause_recharge, read_row, sum_towards_cap
 from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import accounts
 from serve_app.accounting.snapshots import read_account
@@ -185,7 +185,7 @@ def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
     account = read_account(connection, row.account_id)
     if not account.active or account.available(now) > row.threshold:
         return False
-    counted = count_to_cap(connection, account.account_id, period_at("month", now).name)
+    counted = sum_towards_cap(connection, account.account_id, period_at("month", now).name)
     return bool(counted + row.amount <= row.monthly_cap)
 
 

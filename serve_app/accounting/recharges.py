@@ -77,7 +77,8 @@ def save_method(transaction: Transaction, wanted: SaveMethod, now: float) -> str
     if row is None:
         return None  # the setup was not begun on this ledger, but by another service that uses the same provider
     if row.setup_id is None or row.setup_id != wanted.setup_id:
-        return None if method == row.method else method  # a repeated report, or recharging was turned off meanwhile
+        # A repeated report has nothing to remove. Otherwise the setup has ended, and the caller removes the new method.
+        return None if method == row.method else method
     ids = {"provider": wanted.provider, "customer": wanted.customer, "method": method}
     _change(connection, account_id, state="on", reason="", setup_id=None, **ids)
     write_audit(transaction, wanted.audit, "recharge_on", account_id, ids, now)
@@ -102,7 +103,8 @@ def stop_recharge(transaction: Transaction, wanted: StopRecharge, now: float) ->
     row = read_row(connection, account_id)
     if row is None or (row.state, row.setup_id) == ("off", None):
         return None
-    # Also removes the customer: if the provider no longer knows it, recharging can still be turned on again.
+    # Remove the customer's id as well. A new setup then creates a new customer, even if the provider has deleted the
+    # old one.
     _change(connection, account_id, state="off", reason="", customer=None, method=None, setup_id=None)
     write_audit(transaction, wanted.audit, "recharge_off", account_id, {"method": row.method}, now)
     return None if row.method is None else str(row.method)
@@ -121,7 +123,7 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
     if connection.execute(query).scalar_one() >= MAX_A_DAY:
         return
     # The previous release may read this row, too, and has no kind for this notice. The text that it shows for the kind
-    # "balance" is also true here.
+    # "balance" is true if the balance is below the threshold, and otherwise the closest one.
     shared = {
         "account_id": account_id,
         "kind": "balance",
@@ -152,7 +154,7 @@ def read_row(connection: Connection, account_id: str) -> Row[Any] | None:
     return connection.execute(select(recharges).where(equals(recharges.c.account_id, account_id))).one_or_none()
 
 
-def count_to_cap(connection: Connection, account_id: str, period: str) -> int:
+def sum_towards_cap(connection: Connection, account_id: str, period: str) -> int:
     """Returns the nano-units of a month's attempts that are not known to have failed."""
     has = recharge_attempts.c
     mine = (has.account_id == account_id, has.period == period, has.state != "failed")
@@ -189,5 +191,5 @@ def _change(connection: Connection, account_id: str, **values: Any) -> None:
 
 def _read(connection: Connection, account_id: str, now: float) -> Recharge:
     row = _expect(connection, account_id)
-    counted = count_to_cap(connection, account_id, period_at("month", now).name)
+    counted = sum_towards_cap(connection, account_id, period_at("month", now).name)
     return Recharge(account_id, **{name: row._mapping[name] for name in _STORED}, counted=counted)

@@ -31,13 +31,13 @@ class CompletionLogprobs(BaseModel):
     """
 
     tokens: list[str] = Field(
-        description="Texts of the tokens. A token that is not whole characters is `bytes:` and its escaped bytes."
+        description="Texts of the tokens. A part of a character is written as `bytes:` and its escaped bytes."
     )
     token_logprobs: list[Logprob | None] = Field(description="null for the first token of a prompt.")
     top_logprobs: list[dict[str, Logprob] | None] = Field(
         description="The most likely tokens at each position, and the token itself."
     )
-    text_offset: list[Count] = Field(description="Characters of the text before each token.")
+    text_offset: list[Count] = Field(description="Number of characters of the text before each token.")
 
 
 class CompletionChoice(BaseModel):

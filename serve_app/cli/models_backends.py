@@ -37,9 +37,15 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
 def deploy(
     session: Session,
     name: Annotated[
-        str, typer.Argument(metavar="BACKEND", help="Name that no backend has had before. It can't be changed later.")
+        str,
+        typer.Argument(
+            metavar="BACKEND",
+            help="New name, or that of an earlier backend with equal args and options. It can't be changed later.",
+        ),
     ],
-    arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="One setting, as in `args`.")] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="One setting, as in `args` in config.yaml.")
+    ] = None,
     args: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with `args`.")] = None,
     like: Annotated[
         str | None,
@@ -86,7 +92,7 @@ def retire(
 
 @command(app, "backends")
 def list_backends(session: Session) -> None:
-    """List the backends that an identifier names and those deployed by command."""
+    """List the backends that serve an identifier, and those deployed with `models deploy`."""
     found = session.client.api_get("backends")["data"]
     session.out.table(
         {"data": found},
@@ -131,7 +137,7 @@ def _wait(
         if clock() - started > timeout_s:
             detail = f": {backend['message']}" if backend["message"] else ""
             raise CommandError(
-                f"{name} {what} after {timeout_s:g} s ({backend['status']}{detail}). It continues; "
+                f"{name} {what} after {timeout_s:g} s ({backend['status']}{detail}). The service continues; "
                 "repeat the command to wait longer",
                 code="timeout",
             )

@@ -49,8 +49,8 @@ class EngineSettings(BaseModel):
     revision: str | None = Field(default=None, min_length=1)
     """Commit, tag or branch of a model on the hub. Default: its main branch."""
     fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{12}$")
-    """Twelve hexadecimal digits, as at the end of `system_fingerprint`. A replica whose files have another fingerprint
-    does not start, so all replicas serve the same weights. It also depends on the release and on `dtype`."""
+    """Twelve hexadecimal digits, as at the end of `system_fingerprint`. A replica with a different fingerprint does
+    not start, so all replicas serve the same weights. The fingerprint also depends on the release and on `dtype`."""
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """Number type of the weights. `int8` is for the CPU only; outside of matrix products, it computes in float32."""
     fused: bool = True
@@ -82,8 +82,9 @@ class EngineSettings(BaseModel):
     prefill_chunk: int = Field(default=512, ge=1)
     """Maximum prompt tokens per step."""
     prefill_chunk_busy: int | None = Field(default=None, ge=1)
-    """Maximum prompt tokens per step while other requests stream. By default, measured times determine it: such a step
-    takes at most twice as long as one without prompt tokens, and a step of long prompts alone about 20 ms."""
+    """Maximum prompt tokens per step while other requests stream. By default, the engine chooses it by measuring steps:
+    a step with prompt tokens takes on average at most twice as long as one without. When nothing streams, the engine
+    limits long prompts to about 20 ms per step. A fixed value turns both off."""
     speculation_rows: int = Field(default=8, ge=0)
     """Guessed tokens to verify per step with a single stream; one less for each further stream. 0 disables guessing."""
     prefix_reuse: bool = True

@@ -69,7 +69,8 @@ def build_app(
 
 def _methods_by_path(routers: Sequence[APIRouter]) -> dict[str, list[str]]:
     """Returns the methods of each path, without the base path."""
-    methods = {door.path: ["POST"] for door in DOORS}
+    paths = [*(door.path for door in DOORS), *(door.path for door in TOKEN_DOORS)]
+    methods = {path: ["POST"] for path in paths}
     for route in (route for router in routers for route in router.routes if isinstance(route, Route)):
         methods.setdefault(route.path, []).extend(sorted((route.methods or set()) - {"HEAD"}))
     return methods

@@ -34,7 +34,7 @@ class Observer:
         self._counted.add(metrics.DOOR_REQUESTS, 1, path)
 
     def first_token(self, record: RequestRecord, seconds: float) -> None:
-        """Records the seconds from arrival to the first token. Called then: the reply may take minutes more."""
+        """Records the seconds from arrival to the first token, once it has arrived: the rest may take minutes."""
         self._counted.observe(metrics.FIRST_TOKEN_SECONDS, seconds, record.model, record.backend)
 
     def gap(self, record: RequestRecord, seconds: float) -> None:
@@ -70,7 +70,8 @@ class Observer:
     def _count_settled(self, record: RequestRecord, outcome: Outcome) -> None:
         counted, served = self._counted, (record.model, record.backend)
         is_complete = outcome is Outcome.COMPLETED
-        ended = Outcome.FAILED if record.code == "server_error" else outcome  # including a stream whose text is billed
+        # A stream that fails after it has sent text is settled as cancelled and billed, but counts as failed here.
+        ended = Outcome.FAILED if record.code == "server_error" else outcome
         counted.add(metrics.FINISHES, 1, *served, record.finish if is_complete else ended.value)
         for metric, tokens in (
             (metrics.PROMPT_TOKENS, record.prompt_tokens),

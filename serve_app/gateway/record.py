@@ -17,7 +17,7 @@ from serve_app.contracts.trace_context import TraceContext
 class RequestRecord:
     """The facts of one request, filled in while it runs.
 
-    `open` counts the parts that may still fill it in. The last one to close passes the record to `sink`. For example, a
+    `open` counts the tasks that may still fill it in. The last one to close passes the record to `sink`. For example, a
     request whose client hangs up is settled after its connection has ended, and only then is its cost known.
     """
 
@@ -32,7 +32,7 @@ class RequestRecord:
     model: str = metrics.NONE
     backend: str = metrics.NONE
     replica: str = ""
-    reruns: int = 0  # after the loss of a replica; `request_id` is that of the last run
+    reruns: int = 0  # after a lost replica or a backend that does not run; `request_id` is that of the last run
     account_id: str = ""
     key_id: str = ""
     status: int = 500

@@ -129,7 +129,7 @@ def write_haproxy_wrapper(path: Path, host: str, lanes: str, certificate: Path |
     """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts HAProxy.
 
     Ray has a setting for the program's path. The configuration's path must not change, because Ray finds HAProxy's
-    processes by it. Returns False if there is no HAProxy.
+    processes by it. So the wrapper amends the file in place. Returns False if there is no HAProxy.
     """
     binary = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH") or _bundled_haproxy() or shutil.which("haproxy")
     if binary is None:

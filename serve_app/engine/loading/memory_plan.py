@@ -20,7 +20,7 @@ from serve_app.engine.loading import checkpoint, placement
 SPARE = 0.05  # share of a device's free memory that allocators cannot use
 CUDA_BYTES = 600 * 2**20  # per process and GPU: context, kernels, workspaces
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
-_STEP = 8  # vectors of `hidden_size` that a step holds at once for each token, besides three of `intermediate_size`
+_STEP = 8  # a step holds, for each token, this many vectors of `hidden_size` and three of `intermediate_size`
 _LOGITS = 3  # copies of a step's logits in float32
 
 
@@ -96,7 +96,7 @@ class MemoryPlan:
 
 
 def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan | None:
-    """The plan for the model in `folder`, which has been checked, on this machine's devices.
+    """The plan for the model in `folder` on this machine's devices. The caller has checked the files.
 
     None if the settings assign memory or layers to devices (`max_memory`, or `device_map` as a mapping), or if
     config.json has an unusual form.
@@ -155,7 +155,7 @@ def demand_of(
     hidden = int(_any(text, "hidden_size", "n_embd"))
     size = int(text.get("head_dim") or hidden // heads)
     values = 2 * int(text.get("num_key_value_heads") or heads) * size
-    if text.get("kv_lora_rank"):  # DeepSeek: kept per head, uncompressed
+    if text.get("kv_lora_rank"):  # DeepSeek: K and V are stored for each head, uncompressed
         values = heads * int(text["qk_nope_head_dim"] + text["qk_rope_head_dim"] + text["v_head_dim"])
     item = ITEM[settings.compute_dtype]
     kv_item = ITEM["float16"] if settings.dtype == "int8" else item  # as the compiled kernels store them
@@ -183,7 +183,7 @@ def plan(demand: Demand, devices: Sequence[Device], kv: int | None) -> MemoryPla
     """The layers and bytes of each device. K and V get `kv` bytes; with None, as many as fit and can be used.
 
     Raises:
-        ModelError: it does not fit; the message has the numbers and the smallest change that makes it fit.
+        ModelError: it does not fit; the message has the numbers and a change that makes it fit.
     """
     wanted = kv
     if wanted is None:
@@ -241,7 +241,7 @@ def _refusal(demand: Demand, devices: Sequence[Device], kv: int) -> str:
 
 
 def _remedy(demand: Demand, devices: Sequence[Device], kv: int) -> str:
-    """The smallest change that makes the model fit: less K and V, a shorter context, a smaller type or more devices."""
+    """A change that makes the model fit: less K and V, a shorter context, a smaller type, more GPUs, another model."""
     smallest = demand.least_kv
     if kv > smallest and _fits(demand, devices, smallest):
         low, high = smallest, kv

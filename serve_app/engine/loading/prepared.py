@@ -1,4 +1,4 @@
-"""The cache of files prepared once from a model's files: its location, file names and locks.
+"""Cache of prepared (converted or quantized) model files: location, file names and locks.
 
 Does not import torch, so a launcher can cheaply check whether a model is prepared.
 """

@@ -176,7 +176,7 @@ def size(
     `dtype` is for the native engine. vLLM uses the type of the files.
 
     Raises:
-        ModelError: the model does not fit; the message has the smallest change that makes it fit.
+        ModelError: the model does not fit; the message has a change that makes it fit.
     """
     label, config, tensors = read_model(name)
     running = min(wanted.users, wanted.most_running)

@@ -28,7 +28,7 @@ BLOCK = 128  # tokens
 _BELOW_ONE = 1 - 1e-12  # keeps a target below its sum under any rounding
 _MIN_EXPONENT = -80.0
 MIN_WEIGHT = 1e-34  # above exp(-80); a whole vocabulary of smaller weights does not change a double near 1
-_MIN_TEMPERATURE = 1e-5  # below this, the division would overflow; the most likely token then has all the weight
+_MIN_TEMPERATURE = 1e-5  # keeps 1 / temperature finite; at this value, the most likely token has all the weight
 
 
 class Native(Protocol):
@@ -87,7 +87,7 @@ def _choose_natively(
     Rows with top-k get their most likely token for now: `_choose_rest` then draws for those that are not greedy.
     """
     drawing = [p.temperature > 0 and p.top_k <= 0 for p in params]
-    steepness = [s if draws else 0.0 for s, draws in zip(sharpness(params), drawing, strict=True)]
+    steepness = [s if draws else 0.0 for s, draws in zip(steepness_of(params), drawing, strict=True)]
     numbers = [uniform(row, 0) if draws else 0.0 for row, draws in enumerate(drawing)]
     first = native.draw(blocks, steepness, numbers)
     tokens = first.tokens.tolist()
@@ -143,7 +143,7 @@ def top_blocks(blocks: torch.Tensor, peaks: torch.Tensor, count: int) -> tuple[t
 
 
 def _bucket(top_k: int, num_blocks: int) -> int:
-    """Number of blocks that contain the top k tokens; 0 if k does not limit the choice.
+    """Number of blocks to search for the top k tokens, a power of two or all; 0 if k does not limit the choice.
 
     Depends only on the row, because other rows must not affect the choice among equally likely tokens.
     """
@@ -170,18 +170,18 @@ def _weigh(
 
     The most likely token has weight 1. Weights up to `MIN_WEIGHT` become 0.
     """
-    steepness = _column(sharpness(params), blocks)
+    steepness = _column(steepness_of(params), blocks)
     best = peaks.amax(-1, keepdim=True)
 
-    def exp(logits: torch.Tensor, best: torch.Tensor, sharpness: torch.Tensor) -> torch.Tensor:
+    def exp(logits: torch.Tensor, best: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
         # exp is an order of magnitude slower where it underflows, including for -inf.
-        weights = logits.sub_(best).mul_(sharpness).clamp_(min=_MIN_EXPONENT).exp_()
+        weights = logits.sub_(best).mul_(steepness).clamp_(min=_MIN_EXPONENT).exp_()
         return torch.threshold_(weights, MIN_WEIGHT, 0.0)
 
     return exp(blocks, best[..., None], steepness[..., None]), exp(peaks.clone(), best, steepness)
 
 
-def sharpness(params: Sequence[SamplingParams]) -> list[float]:
+def steepness_of(params: Sequence[SamplingParams]) -> list[float]:
     """The factor for each row's logits: 1 / temperature."""
     return [1 / max(p.temperature, _MIN_TEMPERATURE) for p in params]
 

@@ -16,12 +16,13 @@ class SeenPrefixes:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity // BLOCK
-        self._blocks: OrderedDict[int, None] = OrderedDict()  # by hash of a block and all before it, by last use
+        # Keys: hash of a block and all blocks before it. The least recently used is first.
+        self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def count_seen(self, owner: Hashable, tokens: tuple[int, ...]) -> int:
-        """The number of tokens at the start of the prompt that an earlier prompt of `owner` also had; never all tokens.
+        """The number of tokens at the start of the prompt that an earlier prompt of `owner` also had.
 
-        Remembers this prompt for later calls.
+        At most all but one, because the engine always computes the last token. Remembers this prompt for later calls.
         """
         if not self._capacity:
             return 0

@@ -24,7 +24,7 @@ class KvMemory:
 
 
 def too_small(memory: KvMemory, context: int) -> str:
-    """Explains that a context of `context` tokens does not fit, with the smallest change that makes room for it."""
+    """Explains that a context of `context` tokens does not fit, with a change that makes room for it."""
     return (
         f"the memory for keys and values holds {memory.tokens} of the {context} tokens of max_context: "
         f"set {_change(memory, context)}, or max_context to {memory.tokens}"
