@@ -18,7 +18,7 @@ from serve_app.contracts.books import Audit, Outcome, Settlement, SettlementReje
 from serve_app.contracts.commands import Command
 from serve_app.contracts.management import CreateManagementKey
 from serve_app.contracts.money import NANO_PER_UNIT, Price
-from serve_app.contracts.sign_in import MakeSignInLink
+from serve_app.contracts.sign_in import MakeSignInLink, UseSignInLink
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 DAYS: Final = 60
@@ -27,7 +27,8 @@ PRICE: Final = Price(270, 70, 1100)  # as in config.yaml, in nano-units per toke
 WEEK: Final = (1.0, 1.1, 1.15, 1.05, 0.9, 0.35, 0.3)  # relative number of requests on each day, from Monday
 HOURS: Final = (0.3,) * 7 + (0.6, 1.0) + (1.4,) * 8 + (1.0, 0.8) + (0.5,) * 5
 OWNER, OPERATOR, SECOND = "mira@acme-robotics.example", "lena@example.com", "omar@example.com"
-BY_OWNER, BY_OPERATOR, BY_SECOND = Audit(OWNER), Audit(OPERATOR), Audit(SECOND)
+BY_OWNER, BY_OPERATOR, BY_SECOND, BY_SETUP = Audit(OWNER), Audit(OPERATOR), Audit(SECOND), Audit("setup")
+NAMES: Final = {OWNER: "Mira Okafor", OPERATOR: "Lena Fischer", SECOND: "Omar Haddad"}
 JONAS, PRIYA, TOMAS = ("Jonas Weber", "member"), ("Priya Nair", "billing"), ("Tomas Silva", "member")
 MEMBERS: Final = {"jonas": JONAS, "priya": PRIYA, "tomas": TOMAS}
 #: Keys of the account in the pictures: name, creator, share of the requests, share of those to svc-coder, terms.
@@ -77,6 +78,15 @@ class _Past:
         self.api_keys: list[str] = []
         self.password = asyncio.run(hashed(PASSWORD))
 
+    def staff(self) -> None:
+        """Opens the operators' account. Its first owner signs in with a link and invites the second."""
+        account_id = self.ledger.run(commands.OpenAccount("Staff", audit=BY_SETUP)).account_id
+        self.ledger.run(MakeSignInLink(account_id, keys.digest("staff"), self.now + HOUR_S, BY_SETUP))
+        self.now += 60
+        self.ledger.run(UseSignInLink(keys.digest("staff"), OPERATOR, NAMES[OPERATOR], self.password))
+        self.member(account_id, SECOND, NAMES[SECOND], "owner", OPERATOR)
+        self.ledger.run(operators.SetOperatorRole(SECOND, "finance", account_id, BY_OPERATOR))
+
     def account(self, name: str, paid: int) -> str:
         self.now += 600
         account_id = self.ledger.run(commands.OpenAccount(name, audit=BY_OPERATOR)).account_id
@@ -91,12 +101,14 @@ class _Past:
         command = commands.CreateKey(account_id, name, keys.digest(made), keys.hint(made), terms, Audit(maker))
         return self.ledger.run(command).key_id
 
-    def member(self, account_id: str, email: str, name: str, role: str) -> str:
-        self.invite(account_id, email, role, token := keys.digest(email))
+    def member(self, account_id: str, email: str, name: str, role: str, inviter: str = OWNER) -> str:
+        self.now += 60
+        self.invite(account_id, email, role, token := keys.digest(email), inviter)
+        self.now += 60
         return self.ledger.run(people.AcceptInvitation(keys.digest(token), name, self.password)).user_id
 
-    def invite(self, account_id: str, email: str, role: str, token: str) -> None:
-        rest = (keys.digest(token), self.now + 7 * DAY_S, BY_OWNER, True, "Mira Okafor")
+    def invite(self, account_id: str, email: str, role: str, token: str, inviter: str = OWNER) -> None:
+        rest = (keys.digest(token), self.now + 7 * DAY_S, Audit(inviter), inviter == OWNER, NAMES[inviter])
         self.ledger.run(people.InvitePerson(account_id, email, role, *rest))
 
     def day(self, ago: int, sources: list[_Source]) -> None:
@@ -142,8 +154,9 @@ def fill(url: str) -> Life:
     """Fills an empty ledger with the account in the pictures, other accounts, and two operators."""
     past = _Past(url)
     with past.ledger as ledger:
+        past.staff()
         acme = past.account("Acme Robotics", 100)
-        past.member(acme, OWNER, "Mira Okafor", "owner")
+        past.member(acme, OWNER, NAMES[OWNER], "owner", OPERATOR)
         emails = {one: f"{one}@acme-robotics.example" for one in MEMBERS} | {OWNER: OWNER}
         ids = {one: past.member(acme, emails[one], *MEMBERS[one]) for one in MEMBERS}
         made = {key[0]: past.key(acme, key[0], emails[key[1]], **key[4]) for key in KEYS}
@@ -152,10 +165,6 @@ def fill(url: str) -> Life:
         for name, requests, _ in OTHERS:
             until = 9 if name == "Quiet Fox" else 0
             sources.append(_Source(others[name], past.key(others[name], "main"), requests, until=until))
-        staff = past.account("Staff", 1)
-        for email, name, role in ((OPERATOR, "Lena Fischer", "admin"), (SECOND, "Omar Haddad", "finance")):
-            past.member(staff, email, name, "owner")
-            ledger.run(operators.SetOperatorRole(email, role, staff, Audit("make serve")))
         happened = _events(past, acme, made, others)
         for ago in range(DAYS, -1, -1):
             morning = past.end // DAY_S * DAY_S + (9 - 24 * ago) * HOUR_S

@@ -1,8 +1,8 @@
 """Measures how fast a browser shows the console's pages, and how large they are: `make bench-paint`, five minutes.
 
 It needs Debian's chromium-driver. A headless Chromium opens each page of the console several times, with sixty days of
-data. The time is Chromium's "first-contentful-paint", from the start of the request. The bytes are those received for
-the page: once with an empty cache, then with the shared files in the cache.
+data. The times are those with the shared files in the cache: Chromium's "first-contentful-paint", from the start of the
+request. The bytes are those received for the page: once with an empty cache, then with the shared files in the cache.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(server: Lived, times: int) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.console.paint", description=__doc__)
-    parser.add_argument("--times", type=int, default=7, help="times that each page is opened; default: 7")
+    parser.add_argument("--times", type=int, default=7, help="times to open each page with a warm cache; default: 7")
     options = parser.parse_args(arguments)
     server = Lived(PEERS)
 

@@ -28,7 +28,7 @@ def open_account(transaction: Transaction, wanted: OpenAccount, now: float) -> A
         account = set_limits(transaction, SetLimits(account.account_id, wanted.limits, wanted.audit), now)
     if wanted.credit is not None:
         key = None if wanted.idempotency_key is None else f"{wanted.idempotency_key}:credit"
-        terms = (wanted.credit, wanted.credit_kind, key, "opening credit", wanted.credit_expires_at, wanted.audit)
+        terms = (wanted.credit, wanted.credit_kind, key, "Opening credit", wanted.credit_expires_at, wanted.audit)
         account = add_credit(transaction, AddCredit(account.account_id, *terms), now)
     return account
 

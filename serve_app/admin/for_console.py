@@ -57,10 +57,11 @@ async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | No
     `unidentified` is the number of those without a valid key.
     """
     found = await _recent(admin, (b'"code":"',), given["since"], given["until"], None)
-    codes: dict[str, Counter[tuple[str, int]]] = {}
+    codes: dict[str, Counter[tuple[str, int, str | None]]] = {}
     for line in found["lines"]:
         if isinstance(line.get("status"), int) and 400 <= line["status"] < 500:
-            codes.setdefault(str(line.get("account") or ""), Counter())[str(line["code"]), line["status"]] += 1
+            reason = (str(line["code"]), line["status"], _denied_model(line))
+            codes.setdefault(str(line.get("account") or ""), Counter())[reason] += 1
     unidentified = codes.pop("", Counter()).total()
     by_number = sorted(codes.items(), key=lambda one: (-one[1].total(), one[0]))
     rows = [
@@ -68,12 +69,18 @@ async def _refused(admin: AdminServices, given: Mapping[str, Any], _: Audit | No
             "account": one,
             "refused": of.total(),
             "code": of.most_common(1)[0][0][0],
-            "codes": [[code, number, status] for (code, status), number in of.most_common(CODES)],
+            "codes": [[code, number, status, model] for (code, status, model), number in of.most_common(CODES)],
         }
         for one, of in by_number
     ]
     is_complete = found["is_complete"] and len(found["lines"]) < RECENT_LINES
     return {"accounts": rows, "unidentified": unidentified, "is_complete": is_complete}
+
+
+def _denied_model(line: Line) -> str | None:
+    """Returns the model that the key may not use; None for any other error."""
+    model = line.get("model") if line["code"] == "model_not_found" else None
+    return None if model in (None, "none") else str(model)
 
 
 async def _comparison(admin: AdminServices, given: Mapping[str, Any], _: Audit | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from serve_app.contracts.units import DAY_S
 
 #: Labels of the limits in forms.
 LIMIT_LABELS: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
-LATEST: Final = 500  # maximum number of requests, of the last 24 hours, to search for each key's last use
+LATEST: Final = 500  # maximum requests of the last 24 hours in which to search for the last use of the keys
 CHART_DAYS: Final = 30
 #: Seconds during which a replaced key keeps working, by option of the form.
 OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "0 minutes": 0.0}

@@ -18,9 +18,26 @@ UNITS: Final[Mapping[str, str]] = {
     "rpm": "requests per minute",
     "tpm": "tokens per minute",
     "concurrency": "concurrent requests",
-    "weight": "weight under load",
+    "weight": "weight in the queue",
 }
 CREDITS: Final = {"top_up": "a payment", "grant": "a credit"}
+ALERTS: Final[Mapping[str, str]] = {
+    "balance": "the balance falls below {}",
+    "day": "daily spend reaches {}",
+    "month": "monthly spend reaches {}",
+    "unusual": "daily spend reaches {} and three times the 7-day average",
+}
+#: Actors that are no people. "make serve" is the name of setup in records of earlier releases.
+PROGRAMS: Final[Mapping[str, str]] = {
+    "unknown": "Someone unknown",
+    "deployment": "Configuration file",
+    "stripe": "Stripe",
+    "recharge": "Automatic recharge",
+    "rule": "Automatic rollback",
+    "sign-up": "Sign-up",
+    "setup": "Setup",
+    "make serve": "Setup",
+}
 _BY_KEY: Final = re.compile(r"(?:(.+) )?key:([0-9a-f]{12})")  # as `/admin` names an operator
 
 Detail = Mapping[str, Any]
@@ -38,15 +55,17 @@ def sentence(record: AuditRecord, names: Mapping[str, str], currency: str = "") 
     """Returns the record as a sentence. `names` are names and addresses by id; amounts are in `currency`."""
     teller = _Teller(record, names, currency)
     tell = ACTIONS.get(record.action)
-    return Sentence(_actor(record.actor), tell(teller) if tell is not None else teller.any_other())
+    return Sentence(actor_name(record.actor), tell(teller) if tell is not None else teller.any_other())
 
 
-def _actor(actor: str) -> str:
-    """Returns who acted: a person's e-mail address, or a description such as "The configuration"."""
+def actor_name(actor: str) -> str:
+    """Returns the name of an actor: an e-mail address, "ada (operator key)", or a program such as "Setup"."""
     named = _BY_KEY.fullmatch(actor)
-    if named is not None:
-        return f"Operator key ({named[1]})" if named[1] else f"The operator key {named[2]}"
-    return {"unknown": "Someone unknown", "deployment": "The configuration", "stripe": "Stripe"}.get(actor, actor)
+    if named is None:
+        return PROGRAMS.get(actor, actor)
+    if not named[1]:
+        return f"Operator key {named[2]}"
+    return PROGRAMS.get(named[1], f"{named[1]} (operator key)")
 
 
 def ids_in(records: Collection[AuditRecord]) -> tuple[str, ...]:
@@ -95,7 +114,7 @@ class _Teller:
             both = isinstance(was, int) and isinstance(now, int)
             verb = "changed" if not both else "raised" if now > was else "lowered"
             if name == "weight":
-                return f"{verb} the weight under load of {self.account} from {_number(was)} to {_number(now)}"
+                return f"{verb} the weight in the queue of {self.account} from {_number(was)} to {_number(now)}"
             return f"{verb} the limit of {self.account} from {_number(was)} to {_number(now)} {UNITS.get(name, name)}"
         told = [f"{UNITS.get(name, name)} from {_number(was)} to {_number(now)}" for name, was, now in parts]
         return f"changed the limits of {self.account}: {', '.join(told)}"
@@ -141,7 +160,11 @@ class _Teller:
         is_own = self.text("asked_by") == self._record.actor
         word = "approved" if self.detail.get("approved") else "withdrew" if is_own else "rejected"
         kind = CREDITS.get(self.text("kind"), "a credit")
-        return f"{word} {kind} of {self.money()} for {self.account}, requested by {self.text('asked_by')}"
+        return f"{word} {kind} of {self.money()} for {self.account}, requested by {actor_name(self.text('asked_by'))}"
+
+    def alert(self) -> str:
+        told = ALERTS.get(self.text("kind"), "the threshold is {}").format(self.money("threshold"))
+        return f"created an alert for {self.account}: {told}"
 
     def corrected(self) -> str:
         amount = self.detail.get("amount")
@@ -156,8 +179,8 @@ class _Teller:
     def suspended(self) -> str:
         return f"{'suspended' if self.change('suspended')[1] else 'reactivated'} {self.subject}"
 
-    def read(self, what: str) -> str:
-        return f"read {what} of {self.account}" if self._record.account_id else f"read {what} of all accounts"
+    def read(self, what: str, verb: str = "read") -> str:
+        return f"{verb} {what} of {self.account if self._record.account_id else 'all accounts'}"
 
 
 #: The sentence of each action, in the order of the filter's menu.
@@ -177,10 +200,11 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "correct": _Teller.corrected,
     "take_back": lambda one: f"took back {one.money()} of a credit to {one.account}{one.because('memo')}",
     "return_not_covered": lambda one: (
-        f"booked a returned payment of {one.money()} of {one.account}, of which {one.money('lost')} was not covered"
+        f"booked a refund or chargeback of {one.money()} for {one.account}; "
+        f"the balance did not cover {one.money('lost')}"
     ),
     "return_unmatched": lambda one: (
-        f"received a returned payment of {one.money()} of {one.account} without its payment"
+        f"received a refund or chargeback of {one.money()} for {one.account}, but its payment is not in the ledger"
     ),
     "create_key": lambda one: f"created the API key “{one.text('name')}” of {one.account}",
     "update_key": _Teller.key_changes,
@@ -189,9 +213,7 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "create_management_key": lambda one: f"created the management key “{one.text('name')}” of {one.account}",
     "revoke_management_key": lambda one: f"revoked a management key of {one.account}",
     "set_billing_details": lambda one: f"changed the billing details of {one.account}",
-    "create_alert": lambda one: (
-        f"created an alert of {one.account}: {one.text('kind').replace('_', ' ')} at {one.money('threshold')}"
-    ),
+    "create_alert": _Teller.alert,
     "remove_alert": lambda one: f"removed an alert of {one.account}",
     "set_recharge": lambda one: f"changed the automatic recharge of {one.account}",
     "ask_payment_method": lambda one: f"asked for a payment method of {one.account}",
@@ -244,14 +266,14 @@ ACTIONS: Final[Mapping[str, Callable[[_Teller], str]]] = {
     "read_person": lambda one: f"opened the page of {one.subject}",
     "read_people": lambda one: one.read("the people"),
     "read_keys": lambda one: one.read("the API keys"),
-    "read_usage": lambda one: one.read("single requests"),
+    "read_usage": lambda one: one.read("individual requests"),
     "read_request": lambda one: f"read the request {one.subject} of {one.account}",
     "read_refusals": lambda one: one.read("the recent errors"),
-    "export_usage": lambda one: one.read("an export of the requests"),
+    "export_usage": lambda one: one.read("the requests", "exported"),
 }
 
 
-#: Names in the filter of the actions whose stored name does not say what they are.
+#: Labels in the filter for actions whose stored name is unclear. All others use the stored name.
 LABELS: Final = {
     "set_active": "Suspend or reactivate account",
     "credit": "Book credit or payment",
@@ -259,8 +281,8 @@ LABELS: Final = {
     "decide_credit": "Approve or reject credit",
     "correct": "Correct balance",
     "take_back": "Take back credit",
-    "return_not_covered": "Returned payment not covered",
-    "return_unmatched": "Returned payment without its payment",
+    "return_not_covered": "Refund or chargeback not covered",
+    "return_unmatched": "Refund or chargeback of an unknown payment",
     "ask_payment_method": "Request payment method",
     "set_recharge": "Change automatic recharge",
     "recharge_on": "Turn on automatic recharge",

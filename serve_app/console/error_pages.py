@@ -92,17 +92,18 @@ def _asked(visit: Visit) -> Asked:
 
 async def _page(visit: Visit, account: AccountSnapshot, asked: Asked, section: str) -> Response:
     run, account_id, code = visit.console.books.run, account.account_id, asked.code
-    found = await read(visit, account_id, asked.begins, asked.ends)
+    found, is_complete = await search(visit, account_id, asked.begins, asked.ends) or (None, True)
     keys, people = await run(commands.ListKeys(account_id)), await run(ListPeople(account_id))
     return visit.page(
         "errors.html",
         422 if asked.problem else 200,
         account=account,
-        **numbers(found),
+        **numbers(found, is_complete),
         groups=None if found is None else grouped([one for one in found[::-1] if code in ("", one["code"])]),
         counts=_counts(found or ()),
         chart=None if asked.at or not found else _by_hour(found, asked.begins, asked.ends),
         key_names=key_names(keys, people[0]),
+        models_of={key.key_id: key.models for key in keys if key.active and key.models and not is_playground(key)},
         asked=asked,
         section=section,
     )
@@ -116,20 +117,25 @@ def key_names(keys: Sequence[KeySnapshot], people: Sequence[Person]) -> dict[str
 
 async def read(visit: Visit, account_id: str, begins: float, ends: float) -> list[dict[str, Any]] | None:
     """Returns the requests that were answered with an error, oldest first; None while no gateway answers."""
+    found = await search(visit, account_id, begins, ends)
+    return None if found is None else found[0]
+
+
+async def search(visit: Visit, account_id: str, begins: float, ends: float) -> tuple[list[dict[str, Any]], bool] | None:
+    """Like `read`, with whether the search read the whole log of that time and returned all errors."""
     given = {"account_id": account_id, "since": begins, "until": ends}
     try:
         found = await visit.console.administer_or_refuse("refusals", given)
     except (Refused, Unavailable):
         return None
-    return [_error(line) for line in found["lines"]]
+    is_complete = found.get("is_complete", True) and len(found["lines"]) < MAX_ERRORS
+    return [_error(line) for line in found["lines"]], is_complete
 
 
 def _error(line: Mapping[str, Any]) -> dict[str, Any]:
     code = str(line.get("code") or "")
     model = None if line.get("model") in (None, "none") else line["model"]
-    what = CODES.get(code)
-    if code == "model_not_found":  # the log names only models that exist
-        what = f"The API key may not use {model}." if model else "The request named a model that does not exist."
+    what = meaning(code, model)
     reason = str(line.get("reason") or what or code)
     status = line.get("status")
     return {
@@ -145,12 +151,23 @@ def _error(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def numbers(errors: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+def meaning(code: str, model: str | None) -> str | None:
+    """Returns what a code means, if that is known. The log names only models that exist: `model` is None for others."""
+    if code == "model_not_found":
+        return f"The API key may not use {model}." if model else "The request named a model that does not exist."
+    return CODES.get(code)
+
+
+def numbers(errors: Sequence[Mapping[str, Any]] | None, is_complete: bool = True) -> dict[str, Any]:
     """Returns how many requests were refused and how many failed; None while no gateway answers."""
     if errors is None:
         return {"refused": None, "failures": None, "errors_are_all": True}
     refused = sum(one["is_refused"] for one in errors)
-    return {"refused": refused, "failures": len(errors) - refused, "errors_are_all": len(errors) < MAX_ERRORS}
+    return {
+        "refused": refused,
+        "failures": len(errors) - refused,
+        "errors_are_all": is_complete and len(errors) < MAX_ERRORS,
+    }
 
 
 def _counts(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -149,10 +149,13 @@ def anchor(*parts: str) -> str:
     return f"d{zlib.crc32(' '.join(parts).encode()):08x}"
 
 
-def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
-    """Adds to a table's cells what a narrow screen needs: column names, and a mark on the leading column."""
+def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]], lead: str = "") -> Markup:
+    """Adds to a table's cells what a narrow screen needs: column names, and a mark on the leading column.
+
+    `lead` is the name of the leading column. The screen then shows this name.
+    """
     names = [column if isinstance(column, str) else column[0] for column in columns]
-    lead, place = _lead(columns), 0
+    leading, place = names.index(lead) if lead else _lead(columns), 0
 
     def label(found: re.Match[str]) -> str:
         nonlocal place
@@ -161,8 +164,8 @@ def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]]) -> Markup:
             return found[0]
         span = _SPAN.search(found[0])
         name = names[place] if span is None and 0 < place < len(names) else ""  # the first cell is the row's title
-        unit = _AMOUNT.search(name)
-        more = (f' data-lead="{escape(unit[0][1:-1])}"' if unit else " data-lead") if name and place == lead else ""
+        unit = None if lead else _AMOUNT.search(name)
+        more = (f' data-lead="{escape(unit[0][1:-1])}"' if unit else " data-lead") if name and place == leading else ""
         place += 1 if span is None else int(span[1])
         return f'<{found[1]} data-label="{escape(name)}"{more}{found[2]}>' if name else found[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -10,8 +11,18 @@ from starlette.requests import Request
 from serve_app.console.web import HEADERS, Console, Visit
 from serve_app.contracts.offers import Front
 
-#: Purpose of each identifier, for which its backends are chosen.
-PURPOSES: Final = {"svc-chat": "Conversation and general text", "svc-coder": "Programming and mathematics"}
+#: Purpose of each identifier, for which its backends are chosen, and further uses or the guide for them.
+PURPOSES: Final[Mapping[str, Mapping[str, str]]] = {
+    "svc-chat": {
+        "purpose": "Conversation and general text",
+        "more": "Also translation, data analysis and creative writing",
+    },
+    "svc-coder": {
+        "purpose": "Programming and mathematics",
+        "more": "Settings for codex, Claude Code, opencode and aider",
+        "guide": "/docs/guides/clients#coding-agents",
+    },
+}
 
 
 def landing(console: Console, facts: Front) -> tuple[bytes, dict[str, str]]:

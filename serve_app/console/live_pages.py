@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi.responses import Response
 
-from serve_app.console.pressure import clock
+from serve_app.console.pressure import KEPT, clock
+from serve_app.console.request_history import HOUR_MINUTES, MINUTE_S, last_minutes
 from serve_app.console.serving import serving
 from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
 
 CHARTED: Final = 180  # maximum points of a chart; each shows the highest of its samples, which are one a minute
-ENOUGH: Final = 5  # minimum points of a chart
+ENOUGH: Final = 5  # minimum samples of a chart
 DRAWN: Final = 6  # maximum lines of a chart; more would make it unreadable
+DAY: Final = "day"
 
 
 async def show(visit: Visit) -> Response:
-    pressure = visit.console.pressure
+    """Shows the page. The charts of load cover the last hour, or with `load=day` the last 24 hours."""
+    pressure, now = visit.console.pressure, visit.console.now()
     recent, history = await pressure.recent(), pressure.history
-    rates = [(clock(at), {"All requests": rate}) for at, rate in pressure.rates()]
+    rates = [(at, {"All requests": rate}) for at, rate in pressure.rates()]
     try:
         live = await visit.console.live()
     except Unavailable:
         live = None
+    span = DAY if visit.request.query_params.get("load") == DAY else ""
+    axis = last_minutes(now, KEPT if span else HOUR_MINUTES)
     return visit.page(
         "operator_live.html",
         live=live,
         serving=serving(live),
-        pressure_chart=_chart(pressure.series("pressure")),
-        speed_chart=_chart(pressure.series("tokens_per_s")),
-        first_seen=pressure.seen[0][0] if pressure.seen else None,
-        hidden=max(0, len({name for _, loads in pressure.seen for name in loads}) - DRAWN),
-        requests_chart=history.requests_chart(clock) or _chart(rates),
+        span=span,
+        pressure_chart=_chart(axis, pressure.seen_of("pressure")),
+        speed_chart=_chart(axis, pressure.seen_of("tokens_per_s")),
+        hidden=max(0, len({name for at, loads in pressure.seen if at >= axis[0] for name in loads}) - DRAWN),
+        requests_chart=history.requests_chart(clock) or _chart(last_minutes(now, HOUR_MINUTES), rates),
         first_token_chart=history.first_token_chart(clock),
         is_logged=bool(history.minutes()),
         recent=recent,
@@ -40,23 +46,29 @@ async def show(visit: Visit) -> Response:
     )
 
 
-def _chart(points: list[tuple[str, dict[str, float]]]) -> dict[str, Any] | None:
-    """Returns a line for each of the backends with the highest values; None before there are ENOUGH points."""
-    if len(points) < ENOUGH:
+def _chart(minutes: Sequence[float], samples: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, Any] | None:
+    """Returns a line for each of the backends with the highest values; None with less than ENOUGH samples.
+
+    `minutes` is the time axis. Samples before it are left out.
+    """
+    shown = [(at, values) for at, values in samples if at >= minutes[0]]
+    if len(shown) < ENOUGH:
         return None
-    step = -(-len(points) // CHARTED)
-    groups = [points[start : start + step] for start in range(0, len(points), step)]
-    highest: dict[str, float] = {}
-    for _, values in points:
+    step = -(-len(minutes) // CHARTED)
+    labels = [clock(at) for at in minutes[::step]]
+    points: dict[str, list[float | None]] = {}
+    for at, values in shown:
+        place = min(len(labels) - 1, int((at - minutes[0]) // (step * MINUTE_S)))
         for name, value in values.items():
-            highest[name] = max(value, highest.get(name, value))
+            line = points.setdefault(name, [None] * len(labels))
+            before = line[place]
+            line[place] = round(value if before is None else max(before, value), 3)
+    highest = {name: max(value for value in line if value is not None) for name, line in points.items()}
     names = sorted(sorted(highest, key=lambda name: (-highest[name], name))[:DRAWN])
-    series = [
-        {"name": name, "values": [_most(values.get(name) for _, values in group) for group in groups]} for name in names
-    ]
-    return {"labels": [group[0][0] for group in groups], "series": series, "type": "line"}
-
-
-def _most(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(max(known), 3) if known else None
+    first = int((shown[0][0] - minutes[0]) // (step * MINUTE_S))
+    return {
+        "labels": labels,
+        "series": [{"name": name, "values": points[name]} for name in names],
+        "type": "line",
+        "empty": {"until": first, "text": f"Measured since {clock(shown[0][0])}"},
+    }

@@ -80,7 +80,9 @@ async def come_back(visit: Visit) -> Response:
             409, "This identity is already linked to a person: sign in with it, then open the invitation again."
         )
     if person is None:
-        raise Refused(403, "Nobody here has this identity: link it on your profile, or accept an invitation with it.")
+        raise Refused(
+            403, "This identity is not linked to a login: link it on your profile, or accept an invitation with it."
+        )
     try:
         return await open_session(visit, person)
     except InvalidValue:
@@ -90,8 +92,8 @@ async def come_back(visit: Visit) -> Response:
 async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
     """Returns a page that leads to the provider.
 
-    Some browsers would block a redirect, because they also apply the policy `form-action 'self'` of the page with the
-    form to it.
+    Not a redirect: some browsers check redirects after a form against the form page's `form-action 'self'`, and would
+    block it.
     """
     provider, now = _provider(visit), visit.console.now()
     text = json.dumps([purpose, invited, now, secrets.token_hex(16)])
@@ -126,7 +128,7 @@ def _derived(keys: SecretKeys, state: str) -> tuple[str, str]:
 def _provider(visit: Visit) -> OpenId:
     """Returns the provider. Raises Refused."""
     if visit.console.openid is None:
-        raise Refused(404, "This service has no such sign-in.")
+        raise Refused(404, "This service has no sign-in through a provider.")
     return visit.console.openid
 
 

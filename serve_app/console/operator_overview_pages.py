@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
-from serve_app.console.error_pages import CODES
-from serve_app.console.pressure import clock
+from serve_app.console.error_pages import CODES, meaning
 from serve_app.console.serving import serving
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
@@ -112,12 +111,13 @@ async def overview(visit: Visit) -> Response:
     totals, totals_before = _total(used.days), _total(before.days)
     is_today = days.preset == TODAY  # a part of a day can't be compared with a whole day
     begins_today = period_at("day", now).begins
-    recent, history = await visit.console.pressure.recent(), visit.console.pressure.history
+    recent = await visit.console.pressure.recent()
     refused = await _refused(visit, begins_today, now)
     unidentified = 0 if refused is None else refused.get("unidentified", 0)  # an older gateway does not count these
     failures = Counter((one.account_id, one.model) for one in failed).most_common(FAILURES)
     ids = [account_id for (account_id, _), _ in failures]
-    ids += [] if refused is None else [one["account"] for one in refused["accounts"][:FAILURES]]
+    most_refused = [] if refused is None else refused["accounts"][:FAILURES]
+    ids += [one["account"] for one in most_refused]
     return visit.page(
         "operator_overview.html",
         days=days,
@@ -134,22 +134,18 @@ async def overview(visit: Visit) -> Response:
         failed=failed,
         failures=failures,
         names=await run(operators.NameSubjects(tuple(dict.fromkeys(ids)))),
-        refused=None if refused is None else refused["accounts"][:FAILURES],
+        refused=None if refused is None else [one | {"reasons": _reasons(one)} for one in most_refused],
         refused_by={} if refused is None else {one["account"]: one["refused"] for one in refused["accounts"]},
         refused_today=0 if refused is None else sum(one["refused"] for one in refused["accounts"]) + unidentified,
         unidentified=unidentified,
         refused_is_all=refused is None or refused["is_complete"],
-        codes=CODES,
         recent=recent,
-        requests_chart=history.requests_chart(clock),
-        first_token_chart=history.first_token_chart(clock),
         failures_are_all=len(uncharged) < UNCHARGED or uncharged[-1].finished_at < begins,
         error_rate=len(failed) / totals.requests if totals.requests else None,
         outcomes=_outcomes(days, used.days, failed) | {"so_far": days.has_today(now)},
         today=spending,
         today_total=_total(spending.days),
         serving=serving(live),
-        live=live,
         currency=used.currency,
     )
 
@@ -160,6 +156,18 @@ async def _refused(visit: Visit, begins: float, ends: float) -> dict[str, Any] |
         return await visit.console.administer_or_refuse("refused", {"since": begins, "until": ends})
     except (Refused, Unavailable):
         return None
+
+
+def _reasons(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns an account's most frequent reasons: status, number of requests, and what the code means.
+
+    A gateway of the previous release does not name the model.
+    """
+    found = []
+    for code, number, status, *model in row["codes"]:
+        why = meaning(code, model[0]) if model else CODES.get(code)
+        found.append({"status": status, "number": number, "why": why or code})
+    return found
 
 
 async def revenue(visit: Visit) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from urllib.parse import quote, unquote
 
 from fastapi.responses import Response
 
+from serve_app.console import error_pages
 from serve_app.console.billing_pages import forecast_of
 from serve_app.console.date_range import preset
 from serve_app.console.web import Visit
@@ -45,6 +47,15 @@ class Figures:
     change: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time of the figures about reliability, until now."""
+
+    begins: float
+    name: str
+    is_day: bool
+
+
 async def overview(visit: Visit) -> Response:
     run, now = visit.console.books.run, visit.console.now()
     account_id = visit.request.path_params["account_id"]
@@ -56,6 +67,7 @@ async def overview(visit: Visit) -> Response:
     burn = pace.a_day if pace else 0
     status = await _status(visit, account_id)
     latest, since = await _latest(visit, account_id)
+    window = _window(latest, now, since)
     keys = {key.key_id: key.name for key in await run(commands.ListKeys(account_id))}
     balance, own = account.available(now), rows[len(rows) // 2 :]
     return visit.page(
@@ -78,7 +90,9 @@ async def overview(visit: Visit) -> Response:
         limits=_limits(account.limits, status, latest, now, since),
         pressed=() if status is None else status.pressed,
         latest=latest[:LATEST],
-        quality=_quality(latest, now, since),
+        window=window,
+        quality=_quality(latest, window),
+        rejected=await _rejected(visit, account_id, window) if latest else None,
         key_names=keys,
         steps=await _steps(visit, account_id, bool(keys), bool(latest)),
     )
@@ -134,19 +148,52 @@ async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], flo
     return list(page.rows), page.rows[-1].finished_at if page.next is not None and page.rows else 0.0
 
 
-def _quality(latest: Sequence[UsageRecord], now: float, since: float) -> dict[str, float]:
-    """Returns how many requests ended in the last day, how many failed, and the others' median and p95 in seconds.
+def _window(latest: Sequence[UsageRecord], now: float, since: float) -> Window:
+    """Returns the longest time until now, at most a day, of which `latest` has all requests.
 
-    If not all requests of the day are known, `is_day` is 0 and the figures are of the latest requests.
+    Its length is in hours if it then has at least half of `latest`, else in minutes or seconds.
     """
     begins = preset("24h", now).begins  # the same 24 hours as in the list of requests and in the chart
-    rows = [row for row in latest if row.finished_at >= begins]
+    if since < begins:
+        return Window(begins, "last 24 hours", is_day=True)
+    for seconds, unit in ((HOUR_S, "hour"), (MINUTE_S, "minute"), (1.0, "second")):
+        number = max(1, math.ceil((now - since) / seconds) - 1)
+        window = Window(now - number * seconds, f"last {f'{number} {unit}s' if number > 1 else unit}", is_day=False)
+        if window.begins > since and 2 * sum(row.finished_at >= window.begins for row in latest) >= len(latest):
+            break
+    return window
+
+
+def _quality(latest: Sequence[UsageRecord], window: Window) -> dict[str, float]:
+    """Returns how many requests ended in a window, how many failed, and the others' median and p95 in seconds."""
+    rows = [row for row in latest if row.finished_at >= window.begins]
     seconds = sorted(row.finished_at - row.started_at for row in rows if row.outcome is not Outcome.FAILED)
-    found = {"of": float(len(rows)), "failed": float(len(rows) - len(seconds)), "is_day": float(since <= begins)}
-    found["since"] = min((row.finished_at for row in rows), default=now)
+    found: dict[str, float] = {"of": len(rows), "failed": len(rows) - len(seconds)}
     if seconds:
         found |= {"median": seconds[len(seconds) // 2], "p95": seconds[min(len(seconds) - 1, len(seconds) * 95 // 100)]}
     return found
+
+
+async def _rejected(visit: Visit, account_id: str, window: Window) -> str | None:
+    """Returns the number of rejected requests in a window, from a bounded search of a gateway's log.
+
+    None if no gateway answers in time, if the search found none in only a part of the window, or if the visitor has
+    caused too many searches.
+    """
+    if visit.console.rates.count((f"rejected {visit.me.user_id}", error_pages.SEARCHES_PER_MINUTE)):
+        return None
+    now = visit.console.now()
+    begins = now - DAY_S if window.is_day else window.begins  # as on the page that lists them
+    try:
+        async with asyncio.timeout(STATUS_S):
+            found = await error_pages.search(visit, account_id, begins, now)
+    except TimeoutError:
+        return None
+    if found is None:
+        return None
+    errors, is_complete = found
+    number = sum(one["is_refused"] for one in errors)
+    return f"{number:,}" if is_complete else f"at least {number:,}" if number else None
 
 
 def _limits(
@@ -155,12 +202,15 @@ def _limits(
     """Returns each limit's name, its value, its use, and the time of that use.
 
     The use per minute is the peak of the last hour if all requests of that hour are known, else the use in the last
-    minute. A value or use that only the limiter knows is None if the limiter does not answer.
+    minute. The hour begins with a whole minute of the clock: part of a minute would lower its count, and so the peak.
+    A value or use that only the limiter knows is None if the limiter does not answer.
     """
-    is_hour = since <= now - HOUR_S
+    hour_begins = (now - HOUR_S) // MINUTE_S * MINUTE_S
+    is_hour = since < hour_begins
+    begins = hour_begins if is_hour else now - MINUTE_S
     minutes: dict[int, list[UsageRecord]] = defaultdict(list)
     for row in latest:
-        if now - row.finished_at < (HOUR_S if is_hour else MINUTE_S):
+        if row.finished_at >= begins:
             minutes[int(row.finished_at // MINUTE_S) if is_hour else 0].append(row)
     tokens = (sum(row.prompt_tokens + row.completion_tokens for row in rows) for rows in minutes.values())
     per_minute = "peak in the last hour" if is_hour else "in the last minute"

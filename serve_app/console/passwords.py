@@ -1,7 +1,7 @@
 """Passwords (argon2), one-time codes, and recovery codes.
 
-Hashes are computed one at a time, because each needs 64 MiB. People at known browsers have a separate queue, so a flood
-of attempts from elsewhere does not delay them.
+Each of two queues computes one hash at a time, because a hash needs 64 MiB. Known browsers have a separate queue, so a
+flood of attempts from elsewhere does not delay them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _RECOVERY: Final = 16  # characters, 80 bits: too many to find a code by its dig
 Result = TypeVar("Result")
 
 _HASHER: Final = PasswordHasher()
-_NOBODYS: Final = _HASHER.hash("the password of nobody")  # makes unknown addresses take as long as known ones
+# Checked for unknown e-mail addresses, so the response time does not reveal them.
+_NOBODYS: Final = _HASHER.hash("the password of nobody")
 
 
 class Turns:
@@ -48,7 +49,7 @@ class Turns:
             self.waiting -= 1
 
 
-KNOWN: Final = Turns()  # of people with a session, an invitation or a known browser
+KNOWN: Final = Turns()  # hashes for people with a session, an invitation or a known browser
 UNKNOWN: Final = Turns()
 
 

@@ -40,13 +40,14 @@ USED: Final = "This link is used, replaced or expired: ask for a new one."
 MAX_WAITING: Final = 20  # attempts from unknown browsers; about two seconds of password checks
 MAX_NAME: Final = 100  # characters
 HALF_S: Final = 600.0  # maximum time from the password to the code
-INVITATION: Final = "console_invitation"  # an invitation that the browser opens again after the sign-in
+INVITATION: Final = "console_invitation"  # cookie with the invitation that the browser opens again after the sign-in
 INVITATION_S: Final = 3600
 
 
 async def show_invitation(visit: Visit) -> Response:
     token = visit.request.path_params["token"]
-    # The page does not depend on whether the address has a login: the account's owner can open it, too.
+    # The account's owner can open this page, too, and must not learn whether the address has a login. So the page is
+    # the same in both cases.
     response = _invitation_page(visit, await find_invitation(visit, token))
     if visit.person is None:
         visit.set_cookie(response, INVITATION, token, INVITATION_S)
@@ -86,7 +87,7 @@ async def sign_in(visit: Visit) -> Response:
     browser = known_browser(console.secret_keys, email, visit.cookie(BROWSER), console.now())
     turns = UNKNOWN if browser is None else KNOWN
     if turns is UNKNOWN and turns.waiting >= MAX_WAITING:
-        raise Refused(503, "Too many people sign in right now: try again in a moment.")
+        raise Refused(503, "Too many people are signing in: try again in a moment.")
     check_wait(console.attempts.begin(visit.limited_address, email, browser))
     person = await console.books.run(people.FindPerson(email))
     right = await is_right(None if person is None else person.password, visit.form.get("password", ""), turns)
@@ -150,9 +151,9 @@ async def find_invitation(visit: Visit, token: str) -> people.Invitation:
 
 
 def check_open(visit: Visit, invitation: people.Invitation) -> None:
-    """Raises Refused if an owner sent the invitation, and the service accepts no new users from owners."""
+    """Raises Refused if an owner sent the invitation, and only operators may invite new users."""
     if not _makes_people(visit, invitation):
-        raise Refused(403, "This service takes no new users: ask its operator for an invitation.")
+        raise Refused(403, "Only the operator of this service can invite new users: ask for an invitation.")
 
 
 async def ask_reset(visit: Visit) -> Response:
@@ -280,7 +281,10 @@ async def open_session(
     recovery: str | None = None,
     passkey: tuple[str, int] | None = None,
 ) -> Response:
-    """Opens a session with a new token, which replaces the browser's. `OpenSession` explains the last four."""
+    """Opens a session with a new token, which replaces the browser's.
+
+    `OpenSession` explains the last four parameters.
+    """
     console, token = visit.console, secrets.token_urlsafe(32)
     audit = Audit(person.email, address=visit.address)
     expires_at = console.now() + SESSION_S

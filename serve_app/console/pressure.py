@@ -93,10 +93,7 @@ class Pressure:
         """Returns each time with the backends' values, oldest first."""
         return [(at, {name: load[measure] for name, load in loads.items()}) for at, loads in self.seen]
 
-    def series(self, measure: Measure) -> list[tuple[str, dict[str, float]]]:
-        """Like `seen_of`, with the UTC time of day as label."""
-        return [(clock(at), values) for at, values in self.seen_of(measure)]
-
 
 def clock(unix: float) -> str:
+    """Returns the UTC time of day."""
     return time.strftime("%H:%M", time.gmtime(unix))

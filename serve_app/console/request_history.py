@@ -13,6 +13,7 @@ from serve_app.contracts.units import HOUR_S
 MINUTE_S: Final = 60.0
 FRESH_S: Final = 10.0  # a page reads the log again after this time
 PATIENCE_S: Final = 2.0  # maximum wait of a page for the log
+HOUR_MINUTES: Final = 60
 UNSURE_S: Final = 300.0  # a request's line is written at its end: counts of the last minutes still grow
 KINDS: Final = {
     "completed": "Completed",
@@ -70,11 +71,9 @@ class RequestHistory:
             self.latest = Latest(requests, one["failed"], one["seconds"] / 60, one["rejected"], one["first_token_ms"])
 
     def minutes(self) -> list[tuple[float, Mapping[str, Any] | None]]:
-        """Returns each minute since the first known one, with its figures, or None for a gap."""
-        if not self._minutes:
-            return []
-        first, last = int(min(self._minutes) // MINUTE_S), int(max(self._minutes) // MINUTE_S)
-        return [(minute * MINUTE_S, self._minutes.get(minute * MINUTE_S)) for minute in range(first, last + 1)]
+        """Returns each minute of the last hour with its figures, or None if they are unknown. Empty if all are."""
+        found = [(at, self._minutes.get(at)) for at in last_minutes(self._now(), HOUR_MINUTES)]
+        return found if any(one is not None for _, one in found) else []
 
     def requests_chart(self, clock: Callable[[float], str]) -> dict[str, Any] | None:
         """Returns the requests of each minute by outcome; None before anything is known."""
@@ -84,19 +83,39 @@ class RequestHistory:
             for kind, name in KINDS.items()
         ]
         shown = [one for one in series if one["name"] == KINDS["completed"] or any(one["values"])]
-        return _chart(minutes, shown, clock, type="bar", stacked=True)
+        return _chart(minutes, shown, clock, "No requests", type="bar", stacked=True)
 
     def first_token_chart(self, clock: Callable[[float], str]) -> dict[str, Any] | None:
         """Returns the median and the 95th percentile of the time to the first token; None before anything is known."""
         minutes = self.minutes()
         times = [(one or {}).get("first_token_ms") or {} for _, one in minutes]
         series = [{"name": cut, "values": [one.get(cut) for one in times]} for cut in ("p50", "p95")]
-        return _chart(minutes, series if any(times) else [], clock, type="line", unit="ms")
+        return _chart(minutes, series if any(times) else [], clock, "No completed requests", type="line", unit="ms")
+
+
+def last_minutes(now: float, count: int) -> list[float]:
+    """Returns the times at which the last `count` minutes began, oldest first. It is the time axis of all charts."""
+    last = int(now // MINUTE_S)
+    return [minute * MINUTE_S for minute in range(last - count + 1, last + 1)]
 
 
 def _chart(
-    minutes: Sequence[tuple[float, Any]], series: list[dict[str, Any]], clock: Callable[[float], str], **more: Any
+    minutes: Sequence[tuple[float, Any]],
+    series: list[dict[str, Any]],
+    clock: Callable[[float], str],
+    nothing: str,
+    **more: Any,
 ) -> dict[str, Any] | None:
+    """Returns a chart. Its `empty` says why the part before the first bar, or point, is empty."""
     if not minutes or not series:
         return None
-    return {"labels": [clock(at) for at, _ in minutes], "series": series, **more}
+    labels = [clock(at) for at, _ in minutes]
+    known = next(place for place, (_, one) in enumerate(minutes) if one is not None)
+    begins = next((place for place in range(len(labels)) if any(one["values"][place] for one in series)), None)
+    if begins is None:
+        more["empty"] = {"until": len(labels), "text": f"{nothing} in the last hour"}
+    elif 2 * known > begins:
+        more["empty"] = {"until": known, "text": f"Log begins {labels[known]}"}
+    elif begins:
+        more["empty"] = {"until": begins, "text": f"{nothing} before {labels[begins]}"}
+    return {"labels": labels, "series": series, **more}

@@ -36,9 +36,9 @@ PHASES: Final = {
     "queue": ("Queue", "Waiting for a free place at the model"),
     "prefill": ("Prompt", "Reading the prompt, up to the first token"),
     "decode": ("Generation", "Generating the tokens after the first"),
-    "settle": ("Settlement", "Recording tokens and cost, after the reply"),
+    "settle": ("Settlement", "Recording tokens and cost, after the last token"),
 }
-AFTER: Final = "settle"  # the phase that follows the reply's end
+AFTER: Final = "settle"  # the phase after the last token; not part of the duration
 REST: Final = ("Other", "Between these phases, such as sending the reply")
 TENTH: Final = 10  # durations are shown in tenths of a millisecond
 #: Fields of a log line that the page shows besides the phases.
@@ -117,9 +117,7 @@ async def request(visit: Visit) -> Response:
     account_id, run = visit.request.path_params["account_id"], visit.console.books.run
     record = await _find(visit, visit.request.path_params["request_id"])
     if record is None:
-        raise Refused(
-            404, "This account has no such request. Rejected requests (4xx) are listed under “Rejected requests”."
-        )
+        raise Refused(404, "This account has no such request. Rejected requests (4xx) are listed under “Errors”.")
     names = KeyNames.among(await run(commands.ListKeys(account_id)))
     door = door_of(record.request_id)
     line = await _line(visit, record)

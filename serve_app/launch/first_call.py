@@ -34,7 +34,7 @@ def first_call(
 
     The first start creates the account and its key through `/admin`; later starts read the key from the state folder.
     """
-    headers = {"authorization": f"Bearer {operator_key}", "x-operator": "make serve"}
+    headers = {"authorization": f"Bearer {operator_key}", "x-operator": "setup"}
     with httpx.Client(base_url=base_url, headers=headers, timeout=30, trust_env=False, verify=verify) as client:
         key = _first_key(client, home)
         if console is None:

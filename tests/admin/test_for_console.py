@@ -125,6 +125,8 @@ async def test_refusals_of_all_accounts_are_counted(world: World, tmp_path: Path
     served_well = line("acct_2") | {"status": 200, "code": None}
     lines = [line("acct_1"), line("acct_2", 402, "budget_exceeded"), line("acct_2"), line("acct_2"), served_well]
     lines += [line("acct_1", 503, "server_error"), line(None, 401, "wrong_keys"), line("acct_1", seconds=-500)]
+    missing = line("acct_3", 422, "model_not_found")
+    lines += [missing | {"model": "svc-chat"}, missing | {"model": "none"}, missing | {"model": "svc-chat"}]
     log = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in sorted(lines, key=lambda one: one["time"]))
     (tmp_path / "gateway.jsonl").write_text(log)
     world.admin.recent_lines = partial(recent_lines, tmp_path)
@@ -135,9 +137,15 @@ async def test_refusals_of_all_accounts_are_counted(world: World, tmp_path: Path
                 "account": "acct_2",
                 "refused": 3,
                 "code": "requests",
-                "codes": [["requests", 2, 429], ["budget_exceeded", 1, 402]],
+                "codes": [["requests", 2, 429, None], ["budget_exceeded", 1, 402, None]],
             },
-            {"account": "acct_1", "refused": 1, "code": "requests", "codes": [["requests", 1, 429]]},
+            {
+                "account": "acct_3",
+                "refused": 3,
+                "code": "model_not_found",
+                "codes": [["model_not_found", 2, 422, "svc-chat"], ["model_not_found", 1, 422, None]],
+            },
+            {"account": "acct_1", "refused": 1, "code": "requests", "codes": [["requests", 1, 429, None]]},
         ],
         "unidentified": 1,
         "is_complete": True,

@@ -28,9 +28,11 @@ def told(action: str, detail: dict[str, Any] | None = None, *, account: str = "a
 @pytest.mark.parametrize(
     ("actor", "name"),
     [
-        ("make serve key:f6e1909ec1f5", "Operator key (make serve)"),
-        ("key:f6e1909ec1f5", "The operator key f6e1909ec1f5"),
-        ("deployment", "The configuration"),
+        ("ada@desk key:f6e1909ec1f5", "ada@desk (operator key)"),
+        ("key:f6e1909ec1f5", "Operator key f6e1909ec1f5"),
+        ("setup key:f6e1909ec1f5", "Setup"),
+        ("make serve key:f6e1909ec1f5", "Setup"),  # as earlier releases record it
+        ("deployment", "Configuration file"),
         ("monkey:f6e1909ec1f5", "monkey:f6e1909ec1f5"),
     ],
 )
@@ -79,6 +81,11 @@ def change(was: Any, now: Any) -> dict[str, Any]:
         ("reset_person", {"password": True}, "reset the password of eve@example.com and ended all sessions"),
         ("suspend_person", {"suspended": change(False, True)}, "suspended eve@example.com"),
         ("publish_notice", {"text": "Down"}, "published a notice to Acme: Down"),
+        (
+            "create_alert",
+            {"kind": "month", "threshold": 4 * 10**9},
+            "created an alert for Acme: monthly spend reaches 4.00 USD",
+        ),
         ("something_new", {}, "something new of Acme"),
     ],
 )  # fmt: skip

@@ -24,8 +24,9 @@ def page(house: House, *identifiers: str, **facts: Any) -> str:
 
 def test_each_model_has_its_purpose_its_limits_and_its_prices(house: House) -> None:
     text = words(page(house, "svc-chat", "svc-coder"))
-    assert "svc-chat Conversation and general text 8K 1K €0.27 €0.07 €1.10" in text
-    assert "svc-coder Programming and mathematics 8K 1K" in text
+    purpose = "Conversation and general text Also translation, data analysis and creative writing"
+    assert f"svc-chat {purpose} 8K 1K €0.27 €0.07 €1.10" in text
+    assert "svc-coder Programming and mathematics Settings for codex, Claude Code, opencode and aider 8K 1K" in text
     assert "EUR per million tokens" in text
     assert "https://api.example.org/v1" in text
 

@@ -131,7 +131,10 @@ def test_the_page_shows_keys_people_entries_and_the_limits_of_now(house: House) 
     assert "smollm2: 1,234 tokens per minute" in page
     assert "Payment" in page
     assert "Save limits" not in page  # a reader changes nothing
-    assert "Give credit" not in page
+    assert "Add credit or payment" not in page
+    assert "Open requests 2 $1.00 held for them" in words(page)
+    house.status = AccountStatus(house.account_id, 400_000, 2, Contract(), ())
+    assert "Open requests 2 < $0.01 held for them" in words(browser.get(path).text)
 
 
 def test_notes_stay_with_the_account_and_operators_alone_see_them(house: House) -> None:
@@ -159,4 +162,5 @@ def test_accounts_are_sorted_as_chosen_and_a_wrong_order_is_the_usual_one(house:
         page = browser.get("/console/operator/accounts", params={"order": order}).text
         names = re.findall(r'/console/operator/accounts/acct_\w+">([^<]+)<', page)
         assert names[0] == first, order
-    assert "Balance (USD)" in page
+        led = "Balance" if "balance" in order else "Spent today"
+        assert re.findall(r'data-label="([^"]+)" data-lead', page) == [f"{led} (USD)"] * len(names)

@@ -71,10 +71,9 @@ def test_the_canary_is_compared_with_the_backend_of_most_traffic() -> None:
 
 def test_the_page_shows_the_difference_and_refreshes_it(served: House) -> None:
     page = operator(served, "read-only", "ray@example.org").get(PATH).text
-    assert "+50%" in page
-    assert "3.00%" in page
-    assert cells(page, "First token, p95") == ["200 ms", "300 ms", "+50%"]
-    assert cells(page, "Error rate") == ["0.00%", "3.00%", "+3.00 points"]
+    assert cells(page, "First token, p95") == ["200 ms", "300 ms", "50% slower"]
+    assert '<span class="num text-red">50% slower</span>' in page
+    assert cells(page, "Error rate") == ["0.00%", "3.00%", "3.00 points higher"]
     assert cells(page, "Requests")[1] == "100"
     assert f'hx-get="{PATH}" hx-select="#comparison"' in page
     assert "&lt;b&gt;try" in page
@@ -93,7 +92,7 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
     assert "too few to judge" not in page
     assert "1 Jun 2026 Current $1.00" not in words(page)  # the latest price of the ledger is another one
     assert "A canary is a second backend" in page
-    assert "Percentages compare" not in page
+    assert "Differences are relative" not in page
 
 
 @pytest.mark.parametrize(
@@ -105,15 +104,15 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
             100,
             0,
             "new: too few requests to judge (29 of the 30 needed on each backend)."
-            " So far, time to the first token: p50 100 ms, stable 100 ms.",
+            " So far: first token as fast at the median, as fast at p95.",
         ),
-        (64, 0, 100, 3, "new: 0 of 64 requests failed; the first token is as fast (p50 100 ms, stable 100 ms)."),
+        (64, 0, 100, 3, "new: 0 of 64 requests failed; first token as fast at the median, as fast at p95."),
         (
             64,
             1,
             87,
             3,
-            "new: 1 of 64 requests failed, too few to judge; the first token is 13% faster (p50 87 ms, stable 100 ms).",
+            "new: 1 of 64 requests failed, too few to judge; first token 13% faster at the median, 13% faster at p95.",
         ),
         (
             64,
@@ -121,7 +120,7 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
             150,
             20,
             "new: 1 of 64 requests failed, no more than on the stable backend;"
-            " the first token is 50% slower (p50 150 ms, stable 100 ms).",
+            " first token 50% slower at the median, 50% slower at p95.",
         ),
         (
             64,
@@ -129,7 +128,7 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
             100,
             3,
             "new: 3 of 64 requests failed, more than on the stable backend;"
-            " the first token is as fast (p50 100 ms, stable 100 ms).",
+            " first token as fast at the median, as fast at p95.",
         ),
     ],
 )
@@ -140,6 +139,17 @@ def test_one_sentence_says_what_the_figures_mean(
     rows = comparison(MODEL, {"backends": [figures("new", first, requests=requests, failed=failed), stable]})
     assert [verdict(row) for row in rows] == ["", says]
     assert [row["fails_more"] for row in rows] == [False, "more than" in says and "no more" not in says]
+
+
+def test_a_canary_with_few_requests_can_be_promoted_early(served: House) -> None:
+    browser = operator(served, "admin", "ann@example.org")
+    few = figures("new", 159, requests=19) | {"first_token_ms": {"p50": 159.0, "p95": 182.0}}
+    served.answers["comparison"] = {"backends": [few, figures("stable", 100)], "seconds": 900.0, "is_complete": True}
+    page = words(browser.get(PATH).text)
+    assert "So far: first token 59% slower at the median, 9% faster at p95." in page
+    assert "Promote early? There are too few requests to judge new yet. new gets all requests of svc-chat." in page
+    served.answers["comparison"]["backends"] = [figures("new", 100), figures("stable", 100)]
+    assert "Promote early" not in browser.get(PATH).text
 
 
 def test_only_more_failures_than_on_the_stable_backend_are_red(served: House) -> None:

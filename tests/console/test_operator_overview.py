@@ -93,7 +93,9 @@ def test_the_overview_names_who_spends_most_today_and_the_error_rate(house: Hous
     for account_id in ids.values():
         assert f"/operator/accounts/{account_id}/refusals" in failures
     assert "Requests 6 Today" in words(page)
-    assert "Open requests 2 right now" in words(page)
+    assert '<a href="/console/operator/live">Live figures</a>' in page
+    for of_live in ("Open requests", "Backends now", "data-chart"):
+        assert of_live not in page
     assert browser.get("/console/operator", params={"days": "90"}).text.count("25.00%") == 1  # of 8
     house.live = None
     assert "users are not served" in browser.get("/console/operator").text
@@ -111,16 +113,23 @@ def test_the_overview_counts_refused_requests_and_leads_to_their_reasons(house: 
     ids = spent(house)
     browser = operator(house, "read-only", "ann@example.org")
     assert "no gateway answers" in browser.get("/console/operator").text
-    rows = [{"account": ids["Small"], "refused": 1234, "code": "requests", "codes": [["requests", 1234, 429]]}]
-    house.answers["refused"] = {"accounts": rows, "is_complete": False}
+    codes = [["requests", 1200, 429, None], ["model_not_found", 30, 422, "svc-chat"], ["model_not_found", 4, 422, None]]
+    rows = [{"account": ids["Small"], "refused": 1234, "code": "requests", "codes": codes}]
+    house.answers["refused"] = {"accounts": rows, "unidentified": 11, "is_complete": False}
     page = browser.get("/console/operator").text
-    assert "Rejected today (4xx) ≥ 1,234" in words(page)
+    assert "Rejected today (4xx) ≥ 1,245" in words(page)
     assert cells(page, "Small")[-1] == "1,234"
     assert cells(page, "Large")[-1] == "0"
     refused = page[page.index('id="refused"') :]
-    assert "429 1,234 × More requests per minute than the limit." in words(refused)
+    assert "429 1,200 × More requests per minute than the limit." in words(refused)
+    assert "422 30 × The API key may not use svc-chat." in words(refused)
+    assert "422 4 × The request named a model that does not exist." in words(refused)
+    assert "401 11 × The API key is missing, wrong, revoked or expired." in words(refused)
     assert f'href="/console/operator/accounts/{ids["Small"]}/refusals"' in refused
     assert house.asked[-1][1] == {"since": NOON - DAY_S / 2, "until": NOON}  # since the beginning of the day
+    codes[1:] = [["model_not_found", 34, 422]]  # of a gateway of the previous release
+    refused = browser.get("/console/operator").text.partition('id="refused"')[2]
+    assert "422 34 × The model does not exist, or the API key may not use it." in words(refused)
 
 
 @pytest.mark.parametrize("query", [{"from": "x"}, {"from": "2026-06-02", "to": "2026-06-01"}, {"from": "2020-01-01"}])

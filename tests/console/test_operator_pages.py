@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve_app.console.live_pages import DRAWN
+from serve_app.console.pressure import clock
 from serve_app.console.request_history import Latest
 from serve_app.contracts.books import Audit, Outcome, SettlementRejected
 from serve_app.contracts.operators import SetOperatorRole
@@ -62,7 +63,7 @@ def test_limits_and_state_are_set_and_audited_under_the_operators_name(house: Ho
     assert submit(browser, path, f"{path}/credit", amount="1", kind="grant", memo="m").status_code == 403
     page = browser.get("/console/operator/audit", params={"account": house.account_id}).text
     assert "lowered" not in page
-    assert "changed the weight under load of Ada&#39;s from 2 to the default" in page
+    assert "changed the weight in the queue of Ada&#39;s from 2 to the default" in page
     assert "reactivated the account Ada&#39;s" in page
     assert submit(browser, path, "/console/operator/accounts/acct_none/active", active="no").status_code == 422
     page = submit(browser, path, f"{path}/limits", rpm="1.5", tpm="77").text
@@ -123,14 +124,14 @@ def test_a_large_credit_needs_a_second_operator(house: House) -> None:
 
 
 def test_credits_of_commands_are_listed_and_payments_of_a_provider_are_not(house: House) -> None:
-    for actor, memo in (("make serve key:f6e1909ec1f5", "opening credit"), ("stripe", "stripe pi_1")):
+    for actor, memo in (("make serve key:f6e1909ec1f5", "Opening credit"), ("stripe", "stripe pi_1")):
         more = {"kind": "grant" if actor != "stripe" else "top_up", "memo": memo, "audit": Audit(actor)}
         house.ledger.credit(house.account_id, 5 * 10**9, **more)
     for number in range(100):
         more = {"kind": "top_up", "memo": f"stripe pi_2{number}", "audit": Audit("stripe")}
         house.ledger.credit(house.account_id, 10**9, **more)
     page = operator(house, "read-only", "ray@example.org").get("/console/operator/credits").text
-    found = ["5.00", "Credit", "opening credit", "Operator key (make serve)", "Never", "just now"]
+    found = ["5.00", "Credit", "Opening credit", "Setup", "Never", "just now"]
     assert cells(page, "Ada&#39;s") == found
     assert "pi_1" not in page
 
@@ -152,10 +153,13 @@ def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None
     house.live["gateways"] = [
         {"holder": "gateway-1", "open_requests": 7, "spool": spool},
         {"holder": "gateway-2", "open_requests": 0, "spool": None},
+        {"holder": "gateway-3", "open_requests": 0, "spool": dict.fromkeys(spool, 0)},
     ]
     page = browser.get(path).text
     assert cells(page, "gateway-1") == ["7", "3", "900 bytes", "12.5 s", "Unavailable"]
     assert cells(page, "gateway-2") == ["0", "Not reported yet"]
+    assert cells(page, "gateway-3") == ["0", "0", "0 bytes", "–", "Available"]
+    assert "Checked 12:00:00 UTC" in page
     stray = settlement("r9", "acct_none", "key_none")
     [answer] = house.ledger.settle([stray])
     assert isinstance(answer, SettlementRejected)
@@ -202,18 +206,25 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
         backend["load"] = load | {"effective_share": 0.5, "pressure": level}
         await pressure.look()
     page = browser.get("/console/operator/live").text
-    assert cells(page, "smollm2") == ["Running", "2", "3", "1", "0.25 s", "12.5%", "1,300", "1.5", "50%"]
+    shown = ["Operational", "2", "3", "1", "0.25 s", "12.5%", "1,300", "1.5", "Lowered to 50%"]
+    assert cells(page, "smollm2") == shown
     assert "No replica has reported yet" in page
     assert "&lt;b&gt;Ada" in page
     assert 'hx-get="/console/operator/live" hx-select="#now"' in page
     assert "smollm2 is overloaded: the limits of its users are lowered to 50%." in page
-    assert chart(page, "speed")["labels"] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
     assert 'id="requests-data"' not in page  # four rates between five samples
     assert chart(page, "pressure") == {
-        "labels": ["12:00", "12:01", "12:02", "12:03", "12:04"],
-        "series": [{"name": "smollm2", "values": levels}],
+        "labels": (labels := [clock(NOON + 60 * minute) for minute in range(-55, 5)]),
+        "series": [{"name": "smollm2", "values": [None] * 55 + levels}],
         "type": "line",
+        "empty": {"until": 55, "text": "Measured since 12:00"},
     }  # fmt: skip
+    assert chart(page, "speed")["labels"] == labels
+    page = browser.get("/console/operator/live", params={"load": "day"}).text
+    assert 'hx-get="/console/operator/live?load=day" hx-select="#charts"' in page
+    shown = chart(page, "pressure")
+    assert (len(shown["labels"]), shown["labels"][0]) == (180, "12:05")  # of the day before
+    assert shown["series"][0]["values"][-1] == max(levels)
     house.live = None
     page = browser.get("/console/operator/live")
     assert page.status_code == 200
@@ -252,7 +263,7 @@ async def test_the_pressure_of_a_day_is_kept_and_no_more(house: House) -> None:
     pressure.seen.extend((NOON - 60 * minute, {}) for minute in range(24 * 60, 0, -1))
     pressure.served.extend((at, 0) for at, _ in [*pressure.seen])
     await pressure.look()
-    assert len(pressure.seen) == len(pressure.served) == len(pressure.series("pressure")) == 24 * 60
+    assert len(pressure.seen) == len(pressure.served) == len(pressure.seen_of("pressure")) == 24 * 60
     assert (pressure.seen[0][0], pressure.seen[-1][0]) == (NOON - 60 * (24 * 60 - 1), NOON)
 
 
@@ -269,7 +280,7 @@ async def test_a_chart_draws_the_backends_with_the_highest_load_and_says_how_man
     page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
     assert [one["name"] for one in chart(page, "pressure")["series"]] == [f"b{number}" for number in range(DRAWN)]
     assert "The 2 backends with the lowest values are not drawn." in page
-    assert "Tokens and queue pressure once a minute since 1 Jun 2026, 12:00 UTC." in page
+    assert chart(page, "pressure")["empty"]["text"] == "Measured since 12:00"
 
 
 def test_the_account_half_of_the_navigation_folds_for_operators_on_their_pages(house: House) -> None:

@@ -61,9 +61,14 @@ def test_a_person_who_tried_too_often_may_try_again_at_once(house: House) -> Non
     fields = {"email": "EVE@example.org", "password": PASSWORD}
     sign_in = "/console/sign-in"
     assert submit(house.browser(), sign_in, sign_in, **fields).status_code == 429
-    assert "seconds: too many attempts" in browser.get(path).text
+    page = browser.get(path).text
+    assert "seconds: too many attempts" in page
+    assert "Unlock sign-in" in page
     assert submit(browser, path, f"{path}/unlock").status_code == 303
-    assert "Not locked" in browser.get(path).text
+    page = browser.get(path).text
+    assert "Not locked" in page
+    assert "Unlock sign-in" not in page
+    assert "<h1>Ada</h1>" in page  # the address is below the name
     assert submit(house.browser(), sign_in, sign_in, **fields).status_code == 303
     assert "unlocked the sign-in of eve@example.org" in browser.get("/console/operator/audit").text
 

@@ -179,6 +179,8 @@ def test_who_lost_password_and_phone_comes_back_with_the_mail_and_a_recovery_cod
     recovery = re.findall(r"[0-9a-z]{4}(?:-[0-9a-z]{4}){3}", shown)[0]
     submit(house.browser(), RESET, RESET, email=EMAIL)
     path, browser = post.last_link(), house.browser()
+    page = browser.get(path).text
+    assert ["you still need a code" in page, "operator" in page] == [True, False]
     changed = submit(browser, path, path, new_password=NEW)
     assert changed.headers["location"] == SIGN_IN, "the mail alone does not open a session"
     assert browser.get("/console/profile").status_code == 303

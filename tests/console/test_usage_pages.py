@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,8 @@ from serve_app.console.usage_report import MAX_SERIES, OTHERS, Report, Sums
 from serve_app.contracts.books import Audit, Outcome
 from serve_app.contracts.commands import CreateKey
 from serve_app.contracts.key_format import digest
+from serve_app.contracts.limiting import AccountStatus
+from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import MINUS
 from serve_app.contracts.people import FindPerson
 from tests.accounting.books import COST, NOON, settlement
@@ -48,6 +51,12 @@ def chart(page: str) -> dict[str, Any]:
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
     return data
+
+
+def rejected(seconds: float, **changed: Any) -> dict[str, Any]:
+    """A line of the request log."""
+    at = datetime.fromtimestamp(NOON - seconds, UTC).isoformat()
+    return {"time": at, "status": 429, "code": "requests", "model": "svc-chat", "key": "k1", **changed}
 
 
 def rows_of(answer: httpx.Response) -> list[dict[str, str]]:
@@ -247,18 +256,19 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     assert ["Final" in closed, "In progress" in closed, "Closing balance" in closed] == [True, False, True]
 
 
-def test_the_overview_counts_the_failed_requests_of_the_last_day_and_leads_to_them(house: House) -> None:
+def test_the_overview_counts_failed_and_rejected_requests_of_the_last_day_and_leads_to_them(house: House) -> None:
     use(house, "r1", "r2", "r3", at=NOON - 3 * DAY)
     use(house, "r4")
     use(house, "bad", outcome=Outcome.FAILED)
     use(house, "before", at=NOON - DAY + 1800, outcome=Outcome.FAILED)  # before the first of the 24 hours in the list
     path, browser = f"/console/accounts/{house.account_id}", house.member()
+    house.answers["refusals"] = {"lines": [rejected(60), rejected(30), rejected(10, status=503)]}
     page = browser.get(path).text
-    assert (
-        "Reliability, last 24 hours Failed (5xx) 1 of 2 (50.0%) Rejected (4xx) See reasons Duration, median 2.50 s"
-        in words(page)
-    )
+    shown = "Reliability, last 24 hours Failed (5xx) 1 of 2 (50.0%) Rejected (4xx) 2 Duration, median 2.50 s"
+    assert shown in words(page)
+    assert house.asked[-1][1] == {"account_id": house.account_id, "since": NOON - DAY, "until": NOON}
     assert ">1</a> of 2" in page
+    assert f'<a href="{path}/errors">2</a>' in page
     link = re.search(r'href="([^"]*status=failed[^"]*)"', page)
     assert link is not None
     listed = browser.get(link[1].replace("&amp;", "&")).text
@@ -299,11 +309,53 @@ def test_an_invitation_is_revoked_by_its_own_account_alone(house: House) -> None
     assert house.browser().get(link).status_code == 404
 
 
-def test_the_overview_names_the_latest_requests_if_the_day_had_more(
+def test_the_overview_covers_the_time_of_which_it_knows_all_requests(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_app.console.overview_pages.SAMPLE", 2)
-    use(house, "bad", outcome=Outcome.FAILED)
-    use(house, "r1", "r2")
+    use(house, "bad", at=NOON - 4 * 3600, outcome=Outcome.FAILED)
+    use(house, "r1", at=NOON - 2.5 * 3600)
+    use(house, "r2")
+    browser, path = house.member(), f"/console/accounts/{house.account_id}"
+    house.answers["refusals"] = {"lines": [rejected(60)]}
+    page = words(browser.get(path).text)
+    assert "Reliability, last 2 hours Failed (5xx) 0 of 1 Rejected (4xx) 1 Duration" in page
+    assert house.asked[-1][1] == {"account_id": house.account_id, "since": NOON - 7200, "until": NOON}
+    use(house, "r3", at=NOON - 10)
+    use(house, "r4", at=NOON - 5)
+    assert "Reliability, last 9 seconds Failed (5xx) 0 of 1" in words(browser.get(path).text)
+
+
+def test_the_number_of_rejected_requests_is_exact_or_said_to_be_a_minimum(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.console.error_pages.SEARCHES_PER_MINUTE", 5)
+    use(house, "r1")
+    browser, path = house.member(), f"/console/accounts/{house.account_id}"
+    for answer, shown in (
+        ({"lines": []}, "Rejected (4xx) 0 Duration"),
+        ({"lines": [rejected(60)], "is_complete": False}, "Rejected (4xx) at least 1 Duration"),
+        ({"lines": [rejected(60)] * 200}, "Rejected (4xx) at least 200 Duration"),
+        ({"lines": [], "is_complete": False}, "Find rejected requests"),
+        ({"refused": {"status": 503, "message": "busy"}}, "Find rejected requests"),
+    ):
+        house.answers["refusals"] = answer
+        page = words(browser.get(path).text)
+        assert (shown in page, "Rejected" in page) == (True, not shown.startswith("Find")), shown
+    house.answers["refusals"] = {"lines": []}
+    number = len(house.asked)
+    assert "Find rejected requests" in words(browser.get(path).text)
+    assert len(house.asked) == number, "a visitor can't cause any number of searches"
+
+
+@pytest.mark.parametrize(("seconds", "peak"), [(0.0, 3), (59.0, 3), (60.0, 1)])
+def test_the_peak_of_the_hour_stays_until_its_minute_is_over_an_hour_old(
+    house: House, seconds: float, peak: int
+) -> None:
+    house.status = AccountStatus(house.account_id, 0, 0, Contract(rpm=10, tpm=1000, concurrency=1))
+    for number, at in enumerate((0, 1, 58)):
+        use(house, f"r{number}", at=NOON - 3600 + at)
+    use(house, "late", at=NOON - 60)
+    house.clock.now = NOON + seconds
     page = words(house.member().get(f"/console/accounts/{house.account_id}").text)
-    assert "Reliability, latest 2 requests The oldest of them ended 1 minute ago . Failed (5xx) 0 of 2" in page
+    assert f"Requests per minute {peak} of 10 Requests per minute in use Peak in the last hour" in page

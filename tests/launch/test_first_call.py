@@ -41,7 +41,7 @@ class Service:
                 self.keys.add(key := f"sk-{len(self.keys)}")
                 return httpx.Response(201, json={"key": key})
             case "POST", "/admin/accounts/acct_1/sign-in-link":
-                assert request.headers["x-operator"] == "make serve"
+                assert request.headers["x-operator"] == "setup"
                 return httpx.Response(200, json={"path": "/first/token"})
         raise AssertionError(request.url)
 

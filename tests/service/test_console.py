@@ -452,7 +452,7 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     confirm(browser)
     until(lambda: service.chat(account.key, FRANCE, max_tokens=1).status_code == 200)
     titled(browser, "Cleo's")
-    press(browser, "Give credit")
+    press(browser, "Add credit or payment")
     fill(browser, amount="150", memo="invoice 7")
     titled(browser, "Credits")
     assert browser.find_elements(By.XPATH, "//button[normalize-space()='Approve']") == []

@@ -131,6 +131,21 @@
     const year = all.length > 180 ? "numeric" : undefined;
     return dated({ day: "numeric", month: "short", year, timeZone: "UTC" })(new Date(found[1]));
   }
+  // Writes why the first part of a chart is empty, if the text fits there.
+  const emptyPart = {
+    id: "emptyPart",
+    afterDatasetsDraw({ ctx, chartArea, scales, options }, _, { until, text }) {
+      const between = (scales.x.getPixelForValue(until - 1) + scales.x.getPixelForValue(until)) / 2;
+      const right = !until ? chartArea.left : until < scales.x.max + 1 ? between : chartArea.right;
+      ctx.save();
+      ctx.font = `12px ${Chart.defaults.font.family}`;
+      ctx.fillStyle = options.scales.x.ticks.color;
+      ctx.textAlign = "center";
+      if (ctx.measureText(text).width + 16 <= right - chartArea.left)
+        ctx.fillText(text, (chartArea.left + right) / 2, (chartArea.top + chartArea.bottom) / 2);
+      ctx.restore();
+    },
+  };
   function draw(figure) {
     const data = JSON.parse(document.getElementById(figure.dataset.chart).textContent);
     const style = getComputedStyle(document.body);
@@ -147,26 +162,36 @@
     Chart.defaults.font.family = style.fontFamily;
     charts.set(figure, new Chart(figure.querySelector("canvas"), {
       type: line ? "line" : "bar",
+      plugins: data.empty ? [emptyPart] : [],
       data: {
         labels: data.labels.map(moment).map((label, index) => (index === last ? [label, "so far"] : label)),
         datasets: data.series.map((one, index) => ({
           label: one.name, data: one.values, backgroundColor: last < 0 ? colour(one, index) : paint(colour(one, index)), borderColor: colour(one, index),
           borderWidth: line ? 2 : 0, borderRadius: 2,
-          pointRadius: line && data.labels.length <= 24 ? 2 : 0, pointHitRadius: 12, spanGaps: true, maxBarThickness: 40,
+          pointRadius: line && one.values.filter((value) => value !== null).length <= 24 ? 2 : 0, pointHitRadius: 12, spanGaps: true, maxBarThickness: 40,
         })),
       },
       options: {
         animation: false, maintainAspectRatio: false, responsive: true,
         interaction: { mode: "index", intersect: false },
         scales: {
-          x: { stacked: !!data.stacked, grid: { display: false }, ticks: { color: ink, maxRotation: 0, autoSkipPadding: 16 } },
+          x: {
+            stacked: !!data.stacked, grid: { display: false },
+            ticks: { color: ink, maxRotation: 0, autoSkipPadding: 16, major: { enabled: last >= 0 } },
+            // The last label is not skipped. The other one keeps the labels between them at equal distances.
+            afterBuildTicks: (axis) => { if (last >= 0) for (const place of [last % 12, last]) axis.ticks[place].major = true; },
+          },
           y: {
             stacked: !!data.stacked, beginAtZero: true, grid: { color: grid }, border: { display: false },
-            ticks: { color: ink, maxTicksLimit: 6, precision: whole ? 0 : undefined, callback: (value) => short.format(value) },
+            ticks: {
+              color: ink, maxTicksLimit: 6, precision: whole ? 0 : undefined, callback: (value) => short.format(value),
+              autoSkip: false, // it may leave out the tick above the highest bar
+            },
             title: { display: !!data.unit, text: data.unit, color: ink },
           },
         },
         plugins: {
+          emptyPart: data.empty,
           legend: { display: data.series.length > 1, position: "bottom", labels: { color: ink, boxWidth: 12, boxHeight: 12 } },
           tooltip: {
             filter: (item) => item.parsed.y !== 0,
