@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 from fastapi.responses import Response
 
 from serve_app.console import error_pages
+from serve_app.console.attempts import MAX_KEPT
 from serve_app.console.billing_pages import forecast_of
 from serve_app.console.date_range import preset
 from serve_app.console.web import Visit
@@ -29,6 +30,7 @@ from serve_app.contracts.units import DAY_S, HOUR_S
 
 STATUS_S: Final = 2.0
 MINUTE_S: Final = 60.0
+REJECTED_S: Final = 60.0
 HOURS: Final = "24 hours"
 RANGES: Final = {"7 days": 7, HOURS: 1, "30 days": 30, "90 days": 90}  # the first is the default
 LIMIT_NAMES: Final = {"rpm": "Requests per minute", "tpm": "Tokens per minute", "concurrency": "Concurrent requests"}
@@ -175,14 +177,16 @@ def _quality(latest: Sequence[UsageRecord], window: Window) -> dict[str, float]:
 
 
 async def _rejected(visit: Visit, account_id: str, window: Window) -> str | None:
-    """Returns the number of rejected requests in a window, from a bounded search of a gateway's log.
+    """Returns the number of rejected requests in a window, at most REJECTED_S old, from a bounded search of a log.
 
     None if no gateway answers in time, if the search found none in only a part of the window, or if the visitor has
     caused too many searches.
     """
+    now, kept, name = visit.console.now(), visit.console.rejected, f"{account_id} {window.name}"
+    if kept.get(name, ("", 0.0))[1] > now:
+        return kept[name][0]
     if visit.console.rates.count((f"rejected {visit.me.user_id}", error_pages.SEARCHES_PER_MINUTE)):
         return None
-    now = visit.console.now()
     begins = now - DAY_S if window.is_day else window.begins  # as on the page that lists them
     try:
         async with asyncio.timeout(STATUS_S):
@@ -193,7 +197,12 @@ async def _rejected(visit: Visit, account_id: str, window: Window) -> str | None
         return None
     errors, is_complete = found
     number = sum(one["is_refused"] for one in errors)
-    return f"{number:,}" if is_complete else f"at least {number:,}" if number else None
+    if not is_complete and not number:
+        return None
+    if len(kept) >= MAX_KEPT:
+        kept.clear()
+    kept[name] = f"{number:,}" if is_complete else f"at least {number:,}", now + REJECTED_S
+    return kept[name][0]
 
 
 def _limits(

@@ -149,6 +149,7 @@ class Console:
     rates: Rates = field(init=False)
     pressure: Pressure = field(init=False)
     notices: Notices = field(init=False)
+    rejected: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)  # of `overview_pages`
     _names: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

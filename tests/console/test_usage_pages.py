@@ -330,6 +330,7 @@ def test_the_number_of_rejected_requests_is_exact_or_said_to_be_a_minimum(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_app.console.error_pages.SEARCHES_PER_MINUTE", 5)
+    monkeypatch.setattr("serve_app.console.overview_pages.REJECTED_S", 0)
     use(house, "r1")
     browser, path = house.member(), f"/console/accounts/{house.account_id}"
     for answer, shown in (
@@ -346,6 +347,16 @@ def test_the_number_of_rejected_requests_is_exact_or_said_to_be_a_minimum(
     number = len(house.asked)
     assert "Find rejected requests" in words(browser.get(path).text)
     assert len(house.asked) == number, "a visitor can't cause any number of searches"
+
+
+def test_the_log_is_searched_for_rejected_requests_at_most_once_a_minute(house: House) -> None:
+    use(house, "r1")
+    house.answers["refusals"] = {"lines": []}
+    browser, path = house.member(), f"/console/accounts/{house.account_id}"
+    for seconds, searches in ((0, 1), (59, 1), (2, 2)):
+        house.clock.now += seconds
+        assert "Rejected (4xx) 0 Duration" in words(browser.get(path).text)
+        assert [operation for operation, *_ in house.asked].count("refusals") == searches
 
 
 @pytest.mark.parametrize(("seconds", "peak"), [(0.0, 3), (59.0, 3), (60.0, 1)])
