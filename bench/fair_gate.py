@@ -57,7 +57,7 @@ class Job:
     """A request and its progress in the engine."""
 
     request: GenerationRequest
-    arrived: int  # step
+    arrived: int  # number of the step in which it arrived
     output: int
     shared: int  # tokens of the prompt that it shares with the account's other prompts
     place: Place | None = None
@@ -81,7 +81,7 @@ class Engine:
     def __init__(self, step_tokens: int, slots: int, computed: dict[str, int]) -> None:
         self.waiting: list[Job] = []
         self.running: list[Job] = []
-        self.prompt_tokens = 0  # computed since the start
+        self.prompt_tokens = 0  # prompt tokens computed since the start
         self._step_tokens = step_tokens
         self._slots = slots
         self._computed = Counter(computed)  # tokens of the shared beginning that are cached, by tenant
@@ -180,7 +180,7 @@ class Simulation:
 
     def _arrive(self) -> None:
         own = self._load.prompt - self._load.cached
-        # enough waiting requests until new ones reach the engine
+        # number of waiting requests that keeps the engine busy until new ones reach it
         backlog = min(192, 16 + 6 * self._load.step_tokens // own)
         for tenant in self._tenants:
             while self._waiting[tenant] < backlog // len(self._tenants):

@@ -115,7 +115,7 @@ def _graph(axis: Any, panel: Panel, found: Sequence[tuple[str, Series]], time: t
         for legend, points in shown_lines:
             axis.plot([moment for moment, _ in points], [value for _, value in points], label=legend, linewidth=1.2)
     values = [value for _, points in shown_lines for _, value in points if not math.isnan(value)]
-    if min(values, default=0.0) >= 0:  # as `axis_soft_min` has it
+    if min(values, default=0.0) >= 0:  # the axis begins at 0, as `axis_soft_min(0)` makes it in Grafana
         axis.set_ylim(bottom=0, top=None if max(values, default=0.0) > 0 else 1)
 
 

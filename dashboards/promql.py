@@ -8,8 +8,8 @@ from typing import Final
 from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric
 
-SHOWN: Final = "$__rate_interval"  # depends on the step of a graph
-NOW: Final = "5m"  # for single stats, independent of the board's time range
+SHOWN: Final = "$__rate_interval"  # window of a rate in a graph; it depends on the graph's step
+NOW: Final = "5m"  # window of a rate in single stats, independent of the board's time range
 ALL_SHOWN: Final = "$__range"
 SERVICE: Final = "cluster, namespace"
 REPLICA: Final = "application, replica"
@@ -20,7 +20,7 @@ VARIABLES: Final = {
     "cluster": "$cluster",
     "namespace": "$namespace",
     "model": "$identifier",
-    "backend": "($backend)(:.+)?",  # with the adapters of the application
+    "backend": "($backend)(:.+)?",  # also matches the application's adapters, such as `qwen:law`
     "application": "$backend",
 }
 

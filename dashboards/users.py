@@ -11,8 +11,8 @@ from dashboards.rules.slo import SLOS
 from serve_app.contracts import metrics
 
 ERRORS: Final = 'status=~"5.."'
-COUNTED: Final = 'status!~"4.."'  # 4xx is the client's fault or limit; with 499 it hung up
-ANY_BACKEND: Final = 'backend=~".+"'  # refusals have none
+COUNTED: Final = 'status!~"4.."'  # excludes 4xx: the client's error or limit, or a client that hung up (499)
+ANY_BACKEND: Final = 'backend=~".+"'  # excludes requests that were refused, because these have no backend
 NO_TRAFFIC: Final = "no traffic"
 
 

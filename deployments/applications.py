@@ -20,7 +20,7 @@ from ray.serve.exceptions import RayServeException
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.contracts.served import Backend
 
-DEPLOY_S = 120.0  # timeout
+DEPLOY_S = 120.0  # timeout of a deployment
 
 
 class BackendApplications:

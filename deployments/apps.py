@@ -68,6 +68,6 @@ def _options(settings: ModelArgs) -> dict[str, Any]:
 
     python = settings.python()
     resources = RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}
-    # Calls beyond this maximum wait in Serve's routers, where accounts do not take turns.
+    # The replica also takes the calls that wait, because accounts do not take turns in the queues of Serve's routers.
     calls = ENGINES[settings.engine].max_running(settings) + settings.max_waiting
     return {"ray_actor_options": resources, "max_ongoing_requests": calls}

@@ -103,7 +103,7 @@ def _address(given: str) -> str:
     listen.
     """
     address: str = services.get_ray_address_from_environment(given, None)
-    with contextlib.suppress(ValueError):  # a name
+    with contextlib.suppress(ValueError):  # the host is a name, not an address
         if ip_address(address.rpartition(":")[0].strip("[]")).is_loopback:
             ray_constants.ENABLE_RAY_CLUSTER = False
     return address

@@ -56,10 +56,10 @@ from serve_app.storage.request_log import FOLDER, RequestLog, find_lines, recent
 from serve_app.storage.spool import ORPHANS, Spool
 from serve_app.times import GATEWAY_STOPS_S
 
-FINISH_S = 15.0  # for background tasks; longer than a settlement takes to reach the ledger or the spool
-BACKGROUND_S = 560.0  # for responses that run in the background
+FINISH_S = 15.0  # time for background tasks to end; longer than a settlement takes to reach the ledger or the spool
+BACKGROUND_S = 560.0  # time for responses that run in the background to end
 CONSOLE = "console"  # the application's name
-SETTLE_S = 5.0  # for the ledger to accept the rest of the spool; after that, another gateway takes over the spool
+SETTLE_S = 5.0  # time for the ledger to accept the rest of the spool; then another gateway takes over the spool
 HAND_OVER_S = 5.0
 
 logger = logging.getLogger("ray.serve")
@@ -291,12 +291,12 @@ class Gateway:
         # By now, the spool has all settlements that the ledger did not accept in time.
         settlements = self._services.settlements
         await settlements.stop(within_s=SETTLE_S)
-        # This disk may be deleted with the gateway.
+        # Another gateway takes over the spool, because this disk may be deleted with the gateway.
         await settlements.hand_over(OtherGateways().take_over, HAND_OVER_S)
         if is_done:
             await settlements.close()
         self._backends.close()
-        # Last: settlements left in the spool need their holds until another process adopts both.
+        # This comes last: settlements left in the spool need their holds until another process adopts both.
         await self._services.limiter.stop()
         self._metrics.flush_metrics()
         await asyncio.to_thread(self._log.close)

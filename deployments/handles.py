@@ -259,7 +259,7 @@ class BackendHandles:
             return False
         if error is None:
             raise BackendUnavailable(answer.result() or "the stream ended early")
-        if is_lost or isinstance(error, RayServeException):  # a replica of an earlier release has no such method
+        if is_lost or isinstance(error, RayServeException):  # or a replica of an earlier release has no such method
             raise BackendUnavailable(f"{type(error).__name__}: {error}")
         raise error
 

@@ -40,7 +40,7 @@ class RayMetrics:
         self._made: dict[Metric, Any] = {}
         self._sums: dict[Row, float] = {}
         self._histograms: dict[Row, _Buckets] = {}
-        self._changed: set[Row] = set()  # histograms
+        self._changed: set[Row] = set()  # rows of histograms to export with the next flush
         self._gauges: dict[Row, float] = {}
         self._is_due = False
         self._repeats = False

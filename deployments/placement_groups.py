@@ -34,7 +34,7 @@ def find_problems(tensor: int, pipeline: int, deployment: Mapping[str, Any], whe
     number = tensor * pipeline
     size = f"vllm.tensor_parallel_size × pipeline_parallel_size is {number}"
     if bundles is None:
-        # Without num_gpus, the replica may run vLLM's CPU build.
+        # A replica of size 1 without num_gpus is valid, because it may run vLLM's CPU build.
         if gpus is None and number > 1:
             right = _text(tensor, pipeline, actor)
             yield f"{where}.ray_actor_options: {size}: set num_gpus to {number}, or over several machines {right}"

@@ -23,8 +23,8 @@ from serve_app.contracts.messages import set_state
 
 logger = logging.getLogger("ray.serve")
 
-FULL_BYTES: Final = 1024 * 1024  # a frame of several events that is longer is split
-MAX_WAITING_BYTES: Final = 64 * 1024 * 1024  # of events that a gateway has not read
+FULL_BYTES: Final = 1024 * 1024  # bytes; a longer frame is split if it has several events
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024  # maximum bytes of events that a gateway has not read
 #: (reply number, event). None in place of an event: the reply ends here, although it is not complete.
 _Frame = list[tuple[int, BackendEvent | None]]
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -31,7 +31,7 @@ class ConversationRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True  # wait before all replicas are tried again
         if len(candidate_replicas) < 2:
             return [candidate_replicas]
-        # Calls routed in this iteration of the event loop are sent and counted in the next one.
+        # Waits one iteration of the event loop, in which the calls routed before this one are sent and counted.
         await asyncio.sleep(0)
         call = pending_request.args[0] if pending_request is not None and pending_request.args else None
         if not isinstance(call, GenerateCall):

@@ -168,7 +168,7 @@ def _adapter_problems(args: Any, user_config: Any, where: str) -> Iterator[str]:
     try:
         room = parse(ModelArgs, args, "").max_adapters
     except SettingsError:
-        return  # reported before
+        return  # the error in `args` was reported before
     if adapters and not room:
         yield f"{where}: needs engine: vllm and vllm.max_loras, the number of adapters on the GPU"
     elif len(adapters) > room:

@@ -115,7 +115,7 @@ class Frames(asyncio.Protocol, ABC):
 class Incoming(Frames):
     """A connection at the process that listens. Subclasses get the frames after the token."""
 
-    max_bytes = 256  # until the token has arrived
+    max_bytes = 256  # maximum of a frame until the token has arrived
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Incoming(Frames):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if self._listener.closed:  # after this connection was accepted
+        if self._listener.closed:  # the listener was closed after it accepted this connection
             self.close()
         elif self._transport is not None:
             if self._listener.strangers >= MAX_STRANGERS:
@@ -300,7 +300,7 @@ def _keep_alive(transport: asyncio.BaseTransport) -> None:
     options = ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 15_000)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in options:
-        if hasattr(socket, name):  # on Linux
+        if hasattr(socket, name):  # only Linux has all of them
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

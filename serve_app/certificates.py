@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 397  # browsers reject certificates that last longer than 398 days
 RENEW_BEFORE = timedelta(days=30)
-CLOCKS = timedelta(hours=1)  # maximum lag of another machine's clock
+CLOCKS = timedelta(hours=1)  # certificates are valid from this long ago, because another machine's clock may lag
 
 
 @dataclass(frozen=True, slots=True, repr=False)

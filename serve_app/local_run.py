@@ -10,7 +10,7 @@ import psutil
 
 from serve_app.settings import SettingsError, read_config
 
-#: Subfolders of the run's folder: Ray's, and HAProxy's, which has a folder for each node.
+#: Subfolders of the run's folder for Ray and for HAProxy. HAProxy's has one folder per node.
 RAY, HAPROXY = "ray", "ha"
 
 

@@ -79,9 +79,9 @@ def _expect_different(loaded: Mapping[str, str]) -> None:
     `loaded` has the secrets by variable. They are also compared with the secrets that are only in the environment.
     """
     others = {name: os.environ.get(name, "").strip() for name in (*_VARIABLES, "RAY_AUTH_TOKEN", "PGPASSWORD")}
-    with contextlib.suppress(ValueError):  # an invalid URL: connecting to the database reports it
+    with contextlib.suppress(ValueError):  # an invalid URL is reported when the ledger connects to it
         password = unquote(urlsplit(others.pop("SERVE_APP_DATABASE_URL")).password or "")
-        if password != others["PGPASSWORD"]:  # equal values are allowed here: both are the database's password
+        if password != others["PGPASSWORD"]:  # these two may be equal: both are the database's password
             others["the password in SERVE_APP_DATABASE_URL"] = password
     names: dict[str, str] = {}
     for name, value in {**others, **loaded}.items():

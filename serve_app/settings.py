@@ -268,7 +268,7 @@ class GatewayArgs(_StateArgs):
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:
         if self.lease_s < self.orphan_delay_s + 2:
-            # The hold must protect a dead gateway's charge until its replica has settled it.
+            # A dead gateway's hold must last until the model replica has settled the request.
             raise ValueError(f"lease_s must be at least 2 s above orphan_delay_s, which is {self.orphan_delay_s}")
         return self
 
@@ -403,7 +403,7 @@ class ModelArgs(EngineSettings):
 
     engine: str = "native"
     """Engine that computes replies: `native`, or `vllm` for GPUs."""
-    vllm: VllmSettings = VllmSettings()  # the field with an engine's options has the engine's name
+    vllm: VllmSettings = VllmSettings()  # each engine's options are in the field with the engine's name
     """Options of `engine: vllm`. Any other key is an engine argument of vLLM under its own name."""
     interpreter: Path | None = None
     """Python that runs the replicas. Default for `engine: vllm`: `SERVE_APP_VLLM_PYTHON`, else the Python that

@@ -10,7 +10,7 @@ from typing import Any
 from serve_app.settings import GatewaySettings, IdentifierSettings
 
 SLOWEST = 10  # tokens per second; the timeouts may cut off slower replies
-MODEL_STOPS_S = 600.0  # default `graceful_shutdown_timeout_s` of replicas and gateways
+MODEL_STOPS_S = 600.0  # default `graceful_shutdown_timeout_s` of model replicas; GATEWAY_STOPS_S is that of gateways
 GATEWAY_STOPS_S = 660.0
 STOPS = "graceful_shutdown_timeout_s"
 # Environment variables of the nodes, and Ray's defaults for them.

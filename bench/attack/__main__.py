@@ -50,7 +50,7 @@ def measure(scope: Scope) -> dict[str, Any]:
     server = Attacked(PEERS)
     try:
         server.start()
-        files = more_files()  # once the service has started, so that it keeps the usual limit
+        files = more_files()  # raises this process's limit only now: the service has started with the usual one
         accounts = make_accounts(server, scope.new_keys())
         say(f"the service replies after {time.time() - began:.0f} s; {files:,} files may be open")
         results = asyncio.run(Session(server, accounts, scope).run())

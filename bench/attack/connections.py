@@ -14,7 +14,7 @@ from typing import Final, cast
 
 SOURCE: Final = "127.0.0.1"  # address of all attackers; ordinary clients use other addresses
 OPENED_PER_S: Final = 500  # connections opened by a Holder; more would only measure how fast they are accepted
-MAX_BYTES: Final = 16 * 2**30  # of one attack
+MAX_BYTES: Final = 16 * 2**30  # maximum bytes that one attack sends
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 Request = tuple[bytes, ...]
@@ -25,9 +25,9 @@ class Tally:
     """Counts of one attack's requests, responses and connections."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # responses by status
-    requests: int = 0  # started
-    hung_up: int = 0  # by the attacker
-    cut: int = 0  # by the service, before a whole response
+    requests: int = 0  # requests that the attack began; a Holder counts each connection
+    hung_up: int = 0  # requests that the attacker hung up on
+    cut: int = 0  # connections that the service closed without a response
     refused: int = 0  # connections that could not be opened
     opened: int = 0
     open_now: int = 0
@@ -101,7 +101,7 @@ class _Line(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.lost = asyncio.Event()
         self.replied = asyncio.Event()
-        self.waiting = False  # for a response
+        self.waiting = False  # whether a response is still to come
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports have another class
@@ -195,7 +195,7 @@ class Holder(Strategy):
         while True:
             began = time.monotonic()
             missing = [number for number, line in enumerate(self._lines) if line is None or line.lost.is_set()]
-            for tenth in range(10):  # a burst of all connections would be a different attack
+            for tenth in range(10):  # spread over the second: opening all at once would be a different attack
                 await asyncio.gather(*map(self._hold, missing[:OPENED_PER_S][tenth::10]))
                 if self._drip:
                     for line in self._lines[tenth::10]:

@@ -14,8 +14,8 @@ from bench.attack.ordinary import GIVEN_UP_S, exchanged, status_of
 from bench.harness.client import Call, exchange
 
 HANG_UPS: Final = (64, 128, 512)
-HANG_UPS_S: Final = 2.0  # in which all hang-ups of a case happen
-HANG_UP_S: Final = 0.3  # after the request was sent
+HANG_UPS_S: Final = 2.0  # seconds over which a case spreads its hang-ups
+HANG_UP_S: Final = 0.3  # seconds from a request to its hang-up
 NEXT: Final = 200  # measured requests after the hang-ups
 NEXT_PER_S: Final = 20.0
 MANY: Final = 1000

@@ -19,7 +19,7 @@ from serve_app.contracts.key_format import new_key
 MB: Final = 2**20
 LARGE: Final = 4 * MB - 1024  # bytes, just below the limit in config.yaml
 LONG: Final = 60_000  # characters of a prompt
-HANG_UP_S: Final = 0.3  # after the request was sent; before the first token
+HANG_UP_S: Final = 0.3  # seconds from a request to its hang-up, which is before the first token
 FALSE_KEYS: Final = 40_000  # each is sent exactly twice
 SLOW: Final = 3000  # connections
 IDLE: Final = 4500  # connections, more than Serve's HAProxy accepts by default

@@ -103,7 +103,7 @@ def burner(share: float) -> Hostile:
 
 
 def _child(pipe: Connection, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must only reach the benchmark, which ends this process
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpriority(os.PRIO_PROCESS, 0, YIELDING)  # low: a real attacker uses no processor time of this machine

@@ -149,7 +149,7 @@ def smuggling(results: Results) -> str:
 
 def _recovery(one: dict[str, Any]) -> str:
     waited = one["windows"]["recovery"]["seconds"]
-    is_over = waited - one["recovered_s"] > 1.0  # else even its last requests were late
+    is_over = waited - one["recovered_s"] > 1.0  # otherwise requests were late until the end of the window
     return f"{one['recovered_s']:.1f}" if is_over else f"more than {waited:.0f}"
 
 

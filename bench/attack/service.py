@@ -10,7 +10,7 @@ from bench.attack.hostile import Target
 from bench.harness.servers import OneReplica, deployment
 from bench.harness.stub_request import BACKEND, stub_application
 
-ORDINARY: Final = 4  # accounts
+ORDINARY: Final = 4  # number of accounts with ordinary traffic
 
 
 class Attacked(OneReplica):

@@ -22,11 +22,11 @@ from bench.harness.command import say
 CUSTOMER: Final = "customer"
 SMUGGLING: Final = "smuggling"
 NAMES: Final = (*ATTACKS, CUSTOMER, SMUGGLING)
-NEW_KEY_EVERY: Final = 20  # requests
+NEW_KEY_EVERY: Final = 20  # one ordinary request in 20 uses a new key
 WARM_UP_S: Final = 8.0
 LOOK_BACK_S: Final = 2.0  # seconds that must be calm before the next attack
 MAX_RECOVERY_S: Final = 30.0
-END_S: Final = 30.0  # for an attacker's process to close its connections and report
+END_S: Final = 30.0  # maximum time for an attacker's process to close its connections and report
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Scope:
     """Settings of a measurement. Times are in seconds."""
 
     attacks: tuple[str, ...] = NAMES
-    per_s: float = 10.0  # ordinary requests
+    per_s: float = 10.0  # ordinary requests per second
     calm_s: float = 20.0
     attack_s: float = 20.0
-    recovery_s: float = 5.0  # at least
+    recovery_s: float = 5.0  # minimum time to observe after an attack
     control_s: float = 15.0  # 0: no control
     seed: int = 1
 
@@ -93,7 +93,7 @@ class Session:
         finally:
             client_cpu = (time.process_time() - cpu) / (time.perf_counter() - began) / cores()
             if traffic.done():
-                traffic.result()  # raises: it only ends with an error
+                traffic.result()  # the traffic ends early only by an error, which this raises
             traffic.cancel()
             await asyncio.gather(traffic, return_exceptions=True)
         await self._ordinary.finish()
@@ -181,7 +181,7 @@ class Session:
         """Waits until recent requests are as fast as in the calm window, at most `MAX_RECOVERY_S`."""
         until = time.perf_counter() + MAX_RECOVERY_S
         while time.perf_counter() < until:
-            # `sent` has only requests that have ended, so if the service hangs, it has no recent ones.
+            # `sent` has only requests that have ended. If the service hangs, none of them is recent, and this waits on.
             if is_settled(self._ordinary.sent, time.perf_counter() - LOOK_BACK_S, calm_p99):
                 return
             await asyncio.sleep(0.5)

@@ -34,7 +34,7 @@ class Seen:
     """Results of one case."""
 
     reply: bytes  # everything that the connection received
-    closed: bool  # by the service
+    closed: bool  # whether the service closed the connection
     neighbours: tuple[tuple[str, bytes], ...]  # other clients' request ids and replies
     has_effect: bool  # the hidden request created its account
 

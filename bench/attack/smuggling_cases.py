@@ -36,7 +36,7 @@ def _hidden(number: int, operator_key: str) -> bytes:
 
 
 def _outer(*headers: str, version: str = "1.1", end: str = "\r\n") -> bytes:
-    # Without a key, so that the response is an immediate 401.
+    # The request has no key, so the response is an immediate 401.
     lines = [f"POST /v1/chat/completions HTTP/{version}", "host: 127.0.0.1", *headers]
     return end.join([*lines, "", ""]).encode("latin-1")
 

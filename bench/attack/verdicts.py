@@ -9,7 +9,7 @@ from bench.attack.hostile import ATTACKS
 from bench.harness.promises import Promise, Verdict
 from bench.harness.results import Results, Spread
 
-MAX_FACTOR: Final = 1.5  # p99 of the time to the first token / the calm p99
+MAX_FACTOR: Final = 1.5  # maximum ratio of the p99 of the time to the first token to the calm p99
 
 
 def factor_of(name: str) -> Callable[[Results], Spread | None]:

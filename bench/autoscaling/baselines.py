@@ -88,7 +88,7 @@ class KedaTuning:
 
     threshold: float
     counts_running: bool  # whether running requests count, like messages in progress for KEDA's queue triggers
-    stabilization_s: float = 300.0  # for scaling down; default of KEDA and the HPA
+    stabilization_s: float = 300.0  # delay before scaling down; this is the default of KEDA and the HPA
     sync_s: float = 15.0  # between two decisions of the HPA
 
 

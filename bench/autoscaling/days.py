@@ -15,12 +15,12 @@ from bench.simulation.policies import Rule
 from bench.simulation.replica import Device
 from serve_app.scaling.scaling_settings import ScalingSettings
 
-# A large, slow model, in round figures, so that even a day with many replicas has few requests to simulate.
+# A large, slow model in round figures: even a day that needs many replicas has few requests to simulate.
 DEVICE = Device(slots=16, max_waiting=48, kv_tokens=60_000, prefill_per_s=4_000.0, step_s=0.060, row_s=0.002)
 FLEET = Fleet(device=DEVICE, least=1, most=10, start_s=90.0, price_per_hour=10.0, report_s=2.0)
 TUNED_ON = 100  # seed of the days on which settings are chosen; reported days have other seeds
 TUNED_HOURS = 5.0, 13.0  # from a quiet hour to a busy one
-WINDOW_S = 600.0  # over which the plot averages
+WINDOW_S = 600.0  # each point of the plot is the mean of this time
 
 Tuning = ScalingSettings | ServeTuning | KedaTuning | ForesightTuning
 
@@ -33,7 +33,7 @@ class Job:
     tuning: Tuning
     seed: int
     tuning_day: bool = False
-    hours: tuple[float, float] = TUNED_HOURS  # of a tuning day
+    hours: tuple[float, float] = TUNED_HOURS  # first and last hour of a tuning day
 
 
 def policy_of(tuning: Tuning, requests: Iterable[Arrival], seconds: float) -> Policy:

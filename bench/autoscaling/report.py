@@ -20,7 +20,7 @@ TITLES = {
     "before": "Serve's policy, as it was set before",
     "foresight": "with the day known in advance",
 }
-MIN_SAVING = 0.25  # compared with Serve's tuned policy
+MIN_SAVING = 0.25  # minimum share of the cost of Serve's tuned policy that the rule must save
 
 
 def write_docs(path: Path, results: dict[str, Any]) -> None:

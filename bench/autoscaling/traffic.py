@@ -25,7 +25,7 @@ from bench.simulation.cluster import Arrival
 DAY_S = 86_400.0
 ACCOUNTS = tuple(f"account-{number}" for number in range(40))
 _WEIGHTS = list(accumulate(1.0 / (number + 1) for number in range(len(ACCOUNTS))))  # Zipf
-_STEP_S = 10.0  # for which the rate stays constant
+_STEP_S = 10.0  # the rate is constant within steps of this length
 
 Quantiles = tuple[tuple[float, float], ...]  # share of the requests, tokens
 
@@ -49,10 +49,10 @@ class Shape:
     peak: float  # rate of the busiest hour, as a multiple of the mean
     quietest: float  # rate of the quietest hour, as a multiple of the mean
     lengths: tuple[Quantiles, Quantiles]
-    gap_shape: float  # of the gamma distribution of gaps; 1: a Poisson process
+    gap_shape: float  # shape of the gamma distribution of the gaps between requests; 1: a Poisson process
     variation: float  # coefficient of variation of the rate, besides the daily curve
     lasts_s: float  # time constant of that variation
-    surges: int = 0  # per day, of ten minutes each, with three times the rate
+    surges: int = 0  # number per day; each lasts ten minutes and triples the rate
     # Targets for the choice of settings: maximum share of refused or late requests, and p95 of the first token.
     most_refused: float = 0.01
     first_token_s: float = 5.0

@@ -13,8 +13,8 @@ from serve_app.scaling.scaling_settings import ScalingSettings
 
 Simulate = Callable[[Iterable[Job]], list[dict[str, Any]]]  # simulates several days, and returns their figures in order
 
-# On most days, a mean over 30 s with a short delay is better than one over 10 s without delay, which only
-# `serve_neighbours` tries.
+# All of these use a mean over 30 s and a short delay, which is better on most days. Only `serve_neighbours` also tries
+# a mean over 10 s without delay.
 SERVE = [
     ServeTuning(target, 15.0, down_s, 30.0)
     for target in (4.0, 6.0, 8.0, 10.0, 12.0, 14.0)
@@ -32,7 +32,7 @@ FORESIGHT = [
     ForesightTuning(mean_s, fill) for mean_s, fill in ((30.0, 0.6), (30.0, 0.8), (60.0, 0.8), (60.0, 1.0), (120.0, 1.0))
 ]
 
-# The result of `tuned`.
+# The settings that `tuned` chose.
 CHOSEN: dict[str, dict[str, Tuning]] = {
     "conversation": {
         "rule": ScalingSettings(spare=0.25, smooth_s=45.0),
@@ -66,7 +66,7 @@ def serve_neighbours(best: ServeTuning) -> list[ServeTuning]:
 
 
 def best(tried: list[tuple[Tuning, dict[str, Any]]]) -> Tuning:
-    """The cheapest settings that meet the targets. If there are none, those that refuse the fewest requests."""
+    """Returns the cheapest settings that meet the targets. If none do, those that refuse the fewest requests."""
     good = [one for one in tried if meets(one[1])]
     if good:
         return min(good, key=lambda one: float(one[1]["cost"]))[0]

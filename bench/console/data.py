@@ -22,7 +22,7 @@ from serve_app.contracts.sign_in import MakeSignInLink, UseSignInLink
 from serve_app.contracts.units import DAY_S, HOUR_S
 
 DAYS: Final = 60
-BATCH: Final = 250  # settlements
+BATCH: Final = 250  # settlements per call to the ledger
 PRICE: Final = Price(270, 70, 1100)  # as in config.yaml, in nano-units per token
 WEEK: Final = (1.0, 1.1, 1.15, 1.05, 0.9, 0.35, 0.3)  # relative number of requests on each day, from Monday
 HOURS: Final = (0.3,) * 7 + (0.6, 1.0) + (1.4,) * 8 + (1.0, 0.8) + (0.5,) * 5
@@ -31,7 +31,7 @@ BY_OWNER, BY_OPERATOR, BY_SECOND, BY_SETUP = Audit(OWNER), Audit(OPERATOR), Audi
 NAMES: Final = {OWNER: "Mira Okafor", OPERATOR: "Lena Fischer", SECOND: "Omar Haddad"}
 JONAS, PRIYA, TOMAS = ("Jonas Weber", "member"), ("Priya Nair", "billing"), ("Tomas Silva", "member")
 MEMBERS: Final = {"jonas": JONAS, "priya": PRIYA, "tomas": TOMAS}
-#: Keys of the account in the pictures: name, creator, share of the requests, share of those to svc-coder, terms.
+#: Keys of the account in the pictures: name, creator, share of the requests, share of these that use svc-coder, terms.
 KEYS: Final[tuple[tuple[str, str, float, float, dict[str, Any]], ...]] = (
     ("production", OWNER, 0.55, 0.1, {"tags": ("prod", "support"), "budget": 120, "budget_period": "month"}),
     ("batch jobs", "jonas", 0.25, 0.35, {"tags": ("batch",), "budget": 60, "budget_period": "month", "rpm": 120}),
@@ -133,7 +133,7 @@ class _Past:
         started = day + (rng.choices(range(24), HOURS)[0] + rng.random()) * HOUR_S
         prompt = min(30_000, round(rng.lognormvariate(8.9, 0.9)))
         completion = min(8_000, round(rng.lognormvariate(6.7, 0.7)))
-        failing = 6 if day < self.end - 2 * DAY_S else 0  # recent ones would also be in the gateway's log
+        failing = 6 if day < self.end - 2 * DAY_S else 0  # recent failures would have to be in the gateway's log, too
         [outcome] = rng.choices((Outcome.COMPLETED, Outcome.CANCELLED, Outcome.FAILED), (980 - failing, 20, failing))
         completion //= {Outcome.COMPLETED: 1, Outcome.CANCELLED: 3, Outcome.FAILED: 10_000}[outcome]
         return Settlement(

@@ -34,10 +34,10 @@ from bench.harness.servers import ServerError
 
 DESK, PHONE = (1440, 900), (390, 844)
 HIGHEST: Final = 6000
-TRAFFIC_S: Final = 360.0  # before the pictures of `--all`
-PER_S: Final = 0.7  # requests
+TRAFFIC_S: Final = 360.0  # seconds of traffic before the pictures of `--all`
+PER_S: Final = 0.7  # requests per second
 CANARY: Final = "smollm2-next"
-DRAW_S: Final = 0.5  # for charts, after the page has loaded
+DRAW_S: Final = 0.5  # time for drawing the charts after the page has loaded
 QUESTION: Final = "What is an API key? Answer in two sentences."
 ACCOUNT: Final = "/console/accounts/{account_id}"
 #: Pictures of README.md, by the path of their page.
@@ -121,7 +121,7 @@ def for_readme(server: Lived, browser: Chrome, folder: Path) -> None:
         if visitor != signed_in:
             sign_in(browser, server.base_url, visitor)
             signed_in = visitor
-        # A service that has just started has no requests of today to chart.
+        # The operators' chart shows 30 days, because a service that has just started has no requests of today.
         browser.get(server.base_url + path + ("?days=30" if name == "operators" else ""))
         if name == "playground":
             converse(browser)
@@ -138,7 +138,7 @@ def of_all(server: Lived, browser: Chrome, folder: Path) -> None:
             name = f"{next(numbers):02}-{name}"
             say(f"taking {name}")
             if page.endswith("/requests/{request_id}"):
-                # The request of the playground: unlike older requests, it is in the request log.
+                # Shows the request of the playground, because the request log has no older ones.
                 browser.get(server.base_url + path.rsplit("/", 1)[0])
                 path = urlsplit(browser.find_element(By.CSS_SELECTOR, "td a").get_attribute("href") or "").path
             for scheme in ("light", "dark") if page in DARK else ("light",):

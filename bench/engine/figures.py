@@ -39,7 +39,7 @@ def load_figures(replies: Sequence[Reply], began_at: float, ended_at: float, cou
     seconds = ended_at - began_at
     per_token = []
     for reply, number in zip(sent, tokens, strict=True):
-        # A few tokens that arrive in one piece do not show the time between tokens.
+        # Replies of fewer than 8 tokens are left out: they may arrive in one piece, without any time between tokens.
         if number >= 8 and reply.first_at is not None and reply.last_at is not None and reply.last_at > reply.first_at:
             per_token.append((reply.last_at - reply.first_at) / (number - 1))
     return Load(

@@ -50,7 +50,7 @@ async def _load(server: EngineServer, cell: Cell, count: CountTokens, seed: str)
     replies = [read(raw) for raw in window.replies]
     load = load_figures(replies, window.began_at, window.ended_at, count)
     record = asdict(load)
-    # The record has percentiles instead of single requests.
+    # The record has percentiles instead of one figure per request.
     waits, per_token = record.pop("ttft_s"), record.pop("token_s")
     prompts = [reply.prompt_tokens for reply in replies if reply.prompt_tokens is not None]
     return {

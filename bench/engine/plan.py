@@ -56,9 +56,9 @@ def _cells(scope: Scope, server: str, number: int) -> Iterator[Cell]:
         if workload in (SHORT, LONG):
             for count in scope.clients if workload == SHORT else scope.long_clients:
                 if server == PLAIN and (workload, count) != (SHORT, 1):
-                    continue  # only this load shows the cost of speculation on text that does not repeat
+                    continue  # one load is enough to show what speculation costs on text that does not repeat
                 if server == ONE_AT_A_TIME and count > 4 and not all_loads:
-                    continue  # with more clients, each only waits longer
+                    continue  # this server runs one request at a time: more clients only wait longer
                 most_s = scope.most_s * (1.5 if count <= 16 else 1.0)
                 yield Cell(server, workload, count, scope.least_s, most_s, number)
         elif workload == CODE and all_loads:

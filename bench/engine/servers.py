@@ -89,7 +89,7 @@ class EngineServer(Server):
 class Ours(Launched, EngineServer):
     """The whole service: launcher, HAProxy, gateway with an API key, limiter, ledger, engine."""
 
-    pausable = False  # its parts watch one another by the clock, so a pause looks like a failure
+    pausable = False  # its processes check one another with timeouts, so a pause looks like a failure
     patience_s = 25.0
     model = "svc-chat"
 
@@ -106,7 +106,7 @@ class Ours(Launched, EngineServer):
             "pressure": {"target_s": 60.0, "prefill_target_s": 600.0, "deadline_s": 3600.0},
         }
         model = deployment(self._config, "Model")
-        model["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}  # two would compete for the cores
+        model["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}  # two replicas would compete for cores
         model["max_ongoing_requests"] = 256
         [backend] = [one for one in self._config["applications"] if one["import_path"] == "deployments.apps:model"]
         backend["args"] |= {"max_running": 64, **overrides}
@@ -151,7 +151,7 @@ class Transformers(EngineServer):
         return [*command, "--device", "cpu", "--log-level", "error"]
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        # It rejects `stream_options` but reports usage anyway. `generation_config` disables the end-of-sequence token.
+        # The server rejects `stream_options` but reports usage. `generation_config` disables the end-of-sequence token.
         generation = {"eos_token_id": -1, "pad_token_id": 2, "max_new_tokens": ask.max_tokens}
         generation["do_sample"] = ask.temperature > 0
         return {
@@ -241,7 +241,7 @@ class Vllm(EngineServer):
             **super().environment(),
             **preload,
             "VLLM_CPU_KVCACHE_SPACE": "3",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # by default, one core is left to the front end
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # by default, vLLM leaves one core to its front end
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
         }

@@ -77,7 +77,7 @@ class Session:
             )
             say(f"  {line(self.records[-1])}")
             if cell is last and not server.pausable:
-                break  # it is stopped below
+                break  # after its last load, the server is stopped below
             if not self._settles(server):
                 say(f"  {server.name} is still busy {SETTLE_S:.0f} s after its requests were cancelled: restarting it")
                 server.stop()

@@ -69,7 +69,7 @@ class Client:
         self.findings = Findings()
         self.replies: dict[str, Received] = {}
         self.slowest_s = 0.0
-        self.sent: list[tuple[float, float, int, dict[str, Any]]] = []  # begin, end, number, body
+        self.sent: list[tuple[float, float, int, dict[str, Any]]] = []  # begin and end time, number, body
         self._http = httpx.AsyncClient(base_url=base_url, timeout=180, trust_env=False)
         self._head = {"authorization": f"Bearer {key}"}
 

@@ -27,7 +27,7 @@ from bench.harness.tables import figure_table, show, table
 from serve_app.launch.preflight import free_port
 
 NONE: Final = "no collector"
-MAX_LOSS: Final = 0.05  # share by which throughput may fall and p90 may rise
+MAX_LOSS: Final = 0.05  # maximum share by which a collector may lower throughput and raise p90
 FIGURES: Final = (("requests_per_s", "requests/s"), ("p90_ms", "p90, ms"), ("p99_ms", "p99, ms"))
 
 

@@ -39,10 +39,10 @@ class Result:
 
     parameters: int
     bandwidth_gb_s: float
-    floor_ms: float  # of a step at batch 1
-    step_ms: float  # as measured through the whole engine
+    floor_ms: float  # minimum time of a step at batch 1, by the memory bandwidth
+    step_ms: float  # time of a step at batch 1, measured through the whole engine
     floor_share: float
-    tokens_s: float  # all sequences, prompts included
+    tokens_s: float  # output tokens per second of all sequences; the time includes their prompts
 
 
 def run(options: Options, report: Report) -> None:
@@ -131,7 +131,7 @@ def generate_by_transformers(model: Any, asked: list[list[int]], length: int) ->
     on_gpu = model.device.type == "cuda"
     batching = ContinuousBatchingConfig(use_cuda_graph=on_gpu, allow_block_sharing=False)
     if not on_gpu:
-        batching.max_memory_percent = 0.02  # of the machine's memory, not a GPU's
+        batching.max_memory_percent = 0.02  # without a GPU, this is a share of the machine's memory
     generation = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0)
     results = model.generate_batch(asked, generation_config=generation, continuous_batching_config=batching)
     short = [r for r in results.values() if len(r.generated_tokens) != length]

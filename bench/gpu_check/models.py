@@ -156,7 +156,7 @@ def score(model: Any, asked: Sequence[Sequence[int]], said: Sequence[Reply]) -> 
     """Scores the replies' tokens with transformers, in one forward pass per reply."""
     own, gaps = [], []
     for prompt, reply in zip(asked, said, strict=True):
-        if not reply.tokens:  # no token was sent: all bytes of the reply belong to an unfinished character
+        if not reply.tokens:  # the engine sent no token: all bytes of the reply belong to an unfinished character
             continue
         ids = torch.tensor([[*prompt, *reply.tokens[:-1]]], device=model.device)
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float().log_softmax(-1)

@@ -23,7 +23,7 @@ class Options:
     """The options of the command line and the part's time limit."""
 
     device: str  # cpu, or cuda:0
-    shapes: tuple[str, ...]  # the smallest first
+    shapes: tuple[str, ...]  # model shapes, the smallest first
     work: Path  # folder for files that only this run needs
     limit_s: float
 

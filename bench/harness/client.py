@@ -61,7 +61,7 @@ class _Exchange(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        if not self._over.done():  # else it has already ended, or was cancelled
+        if not self._over.done():  # otherwise the exchange has already ended, or was cancelled
             self._reply.ended_at = time.perf_counter()
             self._over.set_result(None)
 
@@ -146,7 +146,7 @@ class Disturbed:
     streams: tuple[RawReply, ...]
     intruder: RawReply
     calm_from: float
-    calm_until: float  # when the intruder was sent
+    calm_until: float  # time at which the intruder was sent
     ended_at: float
 
 

@@ -29,7 +29,7 @@ class Server(ABC):
 
     name: str
     title: str
-    patience_s = 25.0  # time to end after SIGINT
+    patience_s = 25.0  # maximum time to end after SIGINT
     piped = False  # standard output is read instead of logged
 
     def __init__(self, folder: Path) -> None:

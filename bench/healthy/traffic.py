@@ -15,8 +15,8 @@ import httpx
 
 from bench.harness.words import WORDS
 
-TURNS: Final = 3  # of a conversation
-PAUSE_S: Final = 1.5  # between two requests of a client, on average
+TURNS: Final = 3  # maximum requests per conversation
+PAUSE_S: Final = 1.5  # mean pause between two requests of a client
 HANG_UPS: Final = 0.03  # share of streams whose client hangs up
 TOOL: Final = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 
@@ -90,7 +90,7 @@ class Traffic:
                     if hangs_up and body["stream"] and reply.status_code == 200:
                         return 499
                     if line.startswith("data: {") and "error" in json.loads(line[6:]):
-                        return 500  # in the middle of a stream
+                        return 500  # an error event within the stream, whose HTTP status is 200
                 return reply.status_code
         except httpx.HTTPError:
             return 0

@@ -31,8 +31,8 @@ from bench.simulation.replica import Device, Job, Replica
 
 SLOTS = 4
 LONGER = 160  # words of the longer prompts, which show how fast prompts are computed
-LOAD = 0.85  # share of the rate that four clients reached
-MAX_DIFFERENCE = 0.2  # relative
+LOAD = 0.85  # rate of the requests, as a share of the rate that four clients reached
+MAX_DIFFERENCE = 0.2  # maximum relative difference between simulated and measured figures
 
 
 class Small(Overloaded):
@@ -110,7 +110,7 @@ class Fitted:
 
     device: Device
     prompt: int  # tokens
-    elsewhere_s: float  # gateway, limiter and network
+    elsewhere_s: float  # time of a request in gateway, limiter and network
 
 
 def fitted(alone: list[Sent], longer: list[Sent], cycle_s: float) -> Fitted:
@@ -130,13 +130,13 @@ def fitted(alone: list[Sent], longer: list[Sent], cycle_s: float) -> Fitted:
 
 
 def _first(requests: list[Sent]) -> tuple[float, float]:
-    """Seconds to the first token, and tokens of the prompt."""
+    """Returns the median time to the first token, in seconds, and the mean tokens of a prompt."""
     first = median(one.first_at - one.sent_at for one in requests if one.first_at is not None)
     return first, fmean(one.prompt_tokens for one in requests)
 
 
 def closed_loop(service: Fitted, requests: int = 200) -> float:
-    """Mean seconds per request while four clients always have a request."""
+    """Returns the mean seconds per request while each of four clients always has a request open."""
     replica = Replica("r", service.device, 0.0)
     due = [0.0] * SLOTS  # times at which the clients' next requests reach the replica, ascending
     ended: list[float] = []

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from bench.harness.results import percentile
 
-MIN_GOODPUT: Final = 0.9  # share of the capacity without overload
-MAX_DEVIATION: Final = 0.1  # from an account's share by weight, relative
+MIN_GOODPUT: Final = 0.9  # minimum goodput, as a share of the capacity without overload
+MAX_DEVIATION: Final = 0.1  # maximum relative deviation from an account's share by weight
 MAX_TTFT_S: Final = 12.0  # p99 of admitted requests: four times the queueing delay that config.yaml aims at
 
 

@@ -17,7 +17,7 @@ SDK_RETRIES = 2  # automatic retries of client libraries
 class Shape:
     """Log-normal lengths of prompts and replies, in tokens."""
 
-    prompt: float = 700.0  # medians
+    prompt: float = 700.0  # median, like `output`
     output: float = 200.0
     prompt_sigma: float = 0.8
     output_sigma: float = 0.7

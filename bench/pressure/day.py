@@ -10,15 +10,15 @@ from bench.simulation.replica import Device
 from serve_app.contracts.limits import Contract
 
 HOUR = 3_600.0
-WINDOW_S = 300.0  # of all figures and plots
+WINDOW_S = 300.0  # all figures and plots are per window of this length
 CROWD_CONTRACT = Contract(rpm=600, tpm=200_000, concurrency=32)
 BATCH_CONTRACT = Contract(rpm=6_000, tpm=1_000_000, concurrency=128)
 BATCH = {f"batch-{n}": weight for n, weight in enumerate((50, 50, 100, 100, 100, 200, 200, 300, 400, 600))}
 ILL = "ill-behaved"
 BATCH_HOURS = 9.0, 21.0
 ILL_HOURS = 12.0, 16.0
-BURST_HOURS = 19.5, 19.75  # the crowd sends three times as much
-LOSS_HOURS = 11.0, 17.0  # a replica dies
+BURST_HOURS = 19.5, 19.75  # in these hours, the crowd sends three times as much
+LOSS_HOURS = 11.0, 17.0  # at each of these hours, a replica dies
 BACK_AFTER_S = 150.0
 PEAK = 0.75  # load in the crowd's busiest hour, as a share of all replicas' capacity
 

@@ -13,17 +13,17 @@ from bench.simulation.replica import Device, Job, Replica
 from serve_app.contracts.limits import Contract
 
 WEIGHTS = (50, 60, 80, 100, 120, 150, 200, 250, 300, 400)
-WARM_UP_S = 60.0  # for the limits to become stable; the promises are about the time after it
+WARM_UP_S = 60.0  # time in which the limits become stable; the promises cover only the time after it
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Results of an overload."""
 
-    goodput: float  # as a share of the capacity
+    goodput: float  # tokens of completed requests, as a share of the capacity
     worst_share: float  # largest relative difference between an account's share and its share by weight
     fairness: float  # Jain's index of tokens per unit of weight
-    longest_wait_s: float  # of an admitted request, warm-up included
+    longest_wait_s: float  # maximum over the admitted requests, warm-up included
     late: int  # admitted, but not started by the deadline
     admitted: int
     refused: int

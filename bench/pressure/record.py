@@ -11,8 +11,8 @@ from bench.simulation.replica import Job
 from serve_app.contracts.limiting import Refusal
 from serve_app.contracts.limits import Contract
 
-SHARE = "429 share"  # above the account's share under pressure
-CONTRACT = "429 contract"  # above the requests, tokens or concurrency of the contract
+SHARE = "429 share"  # the account is above its share of a backend under pressure
+CONTRACT = "429 contract"  # the account is above the requests, tokens or concurrency of its contract
 WAIT = "503 wait"  # the expected wait is too long
 FULL = "503 queue full"
 LOST = "503 replica lost"

@@ -15,7 +15,7 @@ from bench.harness.words import WORDS
 REPLY_TOKENS: Final = 24
 TURNS: Final = (4, 8)
 FIRST_WORDS: Final = 900  # a word is about one token
-LAST_WORDS: Final = 2800  # of the last turn's whole prompt
+LAST_WORDS: Final = 2800  # words of the whole prompt in a conversation's last turn
 FLOOD: Final = 50
 
 
@@ -98,10 +98,10 @@ async def wait_beside(crowd: Caller, one: Caller, requests: int, seed: int) -> f
     ]
     before = len(crowd.raw)
     running = [asyncio.create_task(crowd.ask(messages)) for messages in turns]
-    # Waits until the replicas compute. Polling every 20 ms does not disturb the measurement.
+    # Waits until the reply to one of them has begun. Polling every 20 ms does not disturb the measurement.
     while not any(raw.pieces for raw in crowd.raw[before:]) and not any(task.done() for task in running):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
-    await asyncio.sleep(0.2)  # until all of them are in the replicas' queues
+    await asyncio.sleep(0.2)  # time for all of them to reach the replicas' queues
     reply = await one.ask([{"role": "user", "content": " ".join(rng.choices(WORDS, k=60))}])
     await asyncio.gather(*running)
     assert reply.first_at is not None

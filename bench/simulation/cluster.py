@@ -56,10 +56,10 @@ class Fleet:
     device: Device = field(default_factory=Device)
     least: int = 1
     most: int = 8
-    start_s: float = 90.0  # from the decision to the first request; this time is also paid
+    start_s: float = 90.0  # time from the decision to start a replica to its first request; it is also paid
     price_per_hour: float = 4.0  # of one replica
-    report_s: float = 0.5  # between two reports of a replica to the limiter
-    look_s: float = 2.0  # between two decisions of the policy, which uses the last reports
+    report_s: float = 0.5  # time between two reports of a replica to the limiter
+    look_s: float = 2.0  # time between two decisions of the policy, which uses the last reports
     began_at: float = 0.0  # Unix time of second 0, for schedules
 
 
@@ -105,8 +105,8 @@ class Cluster:
         self._order = count()
         self._numbers = count()
         self._machines: list[_Machine] = []
-        self._starting: list[float] = []  # for each starting replica, the time from which it is paid
-        self._held: deque[Job] = deque()  # admitted while there is no replica
+        self._starting: list[float] = []  # for each starting replica, the time of its decision, from which it is paid
+        self._held: deque[Job] = deque()  # requests that were admitted while no replica was ready
         self._target = fleet.least if replicas is None else replicas
         for _ in range(self._target):
             self._add(0.0)
@@ -179,7 +179,7 @@ class Cluster:
             self._held.append(job)
             self._at(job.arrived_at + job.deadline_s, lambda: self._expire(job))
             return
-        machine = self.rng.choice(ready)  # the less loaded of two, as in Serve
+        machine = self.rng.choice(ready)  # takes the less loaded of two random replicas, as Serve does
         other = self.rng.choice(ready)
         if other.replica.running + other.replica.waiting < machine.replica.running + machine.replica.waiting:
             machine = other
@@ -259,7 +259,7 @@ class Cluster:
             self._starting.append(since)
             self._after(self.fleet.start_s * self.rng.uniform(0.8, 1.2), lambda since=since: self._started(since))  # type: ignore[misc]
         surplus = self._target - wanted
-        while surplus > 0 and self._starting:  # starting replicas first, as in Serve
+        while surplus > 0 and self._starting:  # cancels starting replicas first, as Serve does
             self._pay(self._starting.pop())
             surplus -= 1
         for machine in ready[len(ready) - surplus :] if surplus > 0 else ():
@@ -267,7 +267,7 @@ class Cluster:
         self._target = wanted
 
     def _started(self, since: float) -> None:
-        if since in self._starting:  # else it was cancelled
+        if since in self._starting:  # otherwise the start was cancelled
             self._starting.remove(since)
             self._add(since)
 

@@ -18,17 +18,17 @@ class Outcome:
 
     requests: int = 0
     done: int = 0
-    refused: int = 0  # at least once
-    given_up: int = 0  # refused at each try
-    late: int = 0  # admitted, but not begun by the deadline
-    unfinished: int = 0  # at the end
+    refused: int = 0  # requests that were refused at least once
+    given_up: int = 0  # requests that were refused at each attempt
+    late: int = 0  # requests that were admitted but not begun by the deadline
+    unfinished: int = 0  # requests that wait or run when the simulation ends
     refusals: list[float] = field(default_factory=list)  # time of each refused attempt
-    queued_s: list[float] = field(default_factory=list)  # from admission to a place in the batch, if completed
-    first_s: list[float] = field(default_factory=list)  # from the first attempt to the first token, if completed
+    queued_s: list[float] = field(default_factory=list)  # per completed request: from admission to a batch slot
+    first_s: list[float] = field(default_factory=list)  # per completed request: from first attempt to first token
     tokens: tuple[int, int] = (0, 0)  # prompt and output tokens of completed requests
     revenue: int = 0  # nano-units
-    changes: int = 0  # of the target number of replicas
-    cost: float = 0.0  # of replicas, from the decision to start one to the end of its last reply
+    changes: int = 0  # number of changes of the target number of replicas
+    cost: float = 0.0  # cost of all replicas, each from the decision to start it to the end of its last reply
     seconds: float = 0.0
     replicas: list[int] = field(default_factory=list)  # number of replicas that accept requests, at each decision
     paid: list[int] = field(default_factory=list)  # `replicas` plus those that start or drain

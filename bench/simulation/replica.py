@@ -21,9 +21,9 @@ class Device:
     slots: int = 32  # sequences decoded at once
     max_waiting: int = 96
     kv_tokens: int = 120_000
-    prefill_per_s: float = 12_000.0  # prompt tokens, if nothing else runs
-    step_s: float = 0.020  # fixed time of a decoding step
-    row_s: float = 0.0005  # additional time per sequence
+    prefill_per_s: float = 12_000.0  # prompt tokens per second if nothing else runs
+    step_s: float = 0.020  # time of a decoding step, without the time per sequence
+    row_s: float = 0.0005  # time per sequence that a decoding step takes in addition
     prefill_share: float = 0.5  # share of the device's time for prompts while a batch runs
 
 
@@ -36,7 +36,7 @@ class Job:
     weight: float
     prompt: int  # tokens
     output: int
-    arrival: int  # sequence number
+    arrival: int  # number of the request, in order of arrival
     arrived_at: float
     deadline_s: float
     on_end: Callable[[str, float], None]  # called with "done", "full", "late" or "lost", and the time

@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _record(system: Launched, tree: Tree, its: tuple[int, int, float], options: argparse.Namespace) -> dict[str, Any]:
     streams, rate, hang_ups = its
-    load(system.port, system.key, min(streams, 16), rate, rate, 0.5, 2.0)  # opens the connections between processes
+    load(system.port, system.key, min(streams, 16), rate, rate, 0.5, 2.0)  # makes the processes connect to one another
     before: dict[str, float] = {}
     seen = load(
         system.port,

@@ -12,7 +12,7 @@ from serve_app.contracts import metrics
 SHARD: Final = f"{SERVICE}, deployment"
 SHARDS: Final = selector(DEPLOYMENT_STATUS, 'application="gateway", deployment=~"Limiter(-[0-9]+)?"')
 
-# Ray's label `deployment` names the shard in both: `Limiter`, `Limiter-1`. The second part finds shards
+# In both parts, Ray's label `deployment` names the shard: `Limiter`, `Limiter-1`. The second part finds shards
 # that Serve knows and that do not report.
 ADMITS_NOTHING: Final = f"""\
 max by ({SHARD}) ({metrics.LIMITER_EPOCH.exported}) == 0
@@ -28,7 +28,7 @@ RULES: Final = (
         lasts="1m",
     ),
     Alert(
-        # The default of key_staleness_s.
+        # The threshold is the default of key_staleness_s.
         "ServeAppFeedStalled", "page",
         f"max by ({SERVICE}, shard) ({metrics.FEED_AGE_SECONDS.exported}) > 5",
         "Limiter shard {{ $labels.shard }} has not read changes of keys for {{ $value | humanizeDuration }}",

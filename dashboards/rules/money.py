@@ -35,7 +35,7 @@ SETTLEMENT_RULES: Final = (
         lasts="1m",
     ),
     Alert(
-        # A quarter of the default spool_max_bytes.
+        # The threshold is a quarter of the default spool_max_bytes.
         "ServeAppSpoolGrows", "page",
         f"max by ({SERVICE}) (deriv({SPOOL}[5m])) > 0\n"
         f"and max by ({SERVICE}) ({SPOOL}) > 16 * 1024 * 1024",
@@ -79,7 +79,7 @@ BOOKS_RULES: Final = (
         "A balance, a daily sum or a budget that users see may be wrong.",
     ),
     Alert(
-        # The second part: a check that has failed since accounting started has no time of its last success.
+        # The second part finds checks that have failed since accounting started, and so have no time of a last success.
         "ServeAppBooksUnchecked", "warn",
         f"time() - max by ({SERVICE}) ({metrics.BOOKS_CHECKED.exported}) > 3600\n"
         "or\n"

@@ -33,7 +33,7 @@ absent(last_over_time({KNOWN}[1d]))"""
 
 # A replica that never started has no series, so the weights show which backends must exist. `qwen:law` is an adapter
 # of the application `qwen`. A running application with a target of 0 has scaled to zero. While the controller restarts,
-# no process reports health.
+# no process reports health, so the alert also needs KNOWN, which the controller exports.
 NO_REPLICA: Final = f"""\
 label_replace(
   max by ({SERVICE}, backend) ({metrics.BACKEND_WEIGHT.exported}) > 0,

@@ -29,7 +29,7 @@ INTERVALS: Final = {
     "1h": "30s",
     "6h": "1m",
     "3d": "2m",
-}  # window -> how often it is computed
+}  # by window, the interval at which its share is computed
 MIN_MISSES: Final = 10  # in the long window, for an alert: with little traffic, a few misses are a large share
 
 

@@ -49,14 +49,14 @@ COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
 # A call that runs this long after its timeout is stuck. A call that resolves a host name may run half a minute longer
 # than its timeout.
 STUCK_S = 60.0
-COMMIT_STUCK_S = 300.0  # maximum time for one batch; so long because its settlements may be settled one by one
+COMMIT_STUCK_S = 300.0  # maximum time for one batch, whose settlements may have to be settled one by one
 # Clients' requests depend on these commands, so the commands have dedicated threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
-LEASES = (HoldLease, ReleaseLease, PostHolds)  # waiting behind other commands would make a limiter's lease expire
+LEASES = (HoldLease, ReleaseLease, PostHolds)  # behind other commands, these could wait until a limiter's lease expires
 LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
 SLOW = frozenset((*LONG_READS, *STEPS))  # commands whose duration depends on the amount of data that they read
-LANE_WAIT_S = 10.0  # gateways wait equally long for a stored reply
-MAX_WAITING = 2000  # per lane; more than a limiter requests at once
+LANE_WAIT_S = 10.0  # maximum wait for a thread; gateways wait as long for a stored reply
+MAX_WAITING = 2000  # maximum waiting commands per lane
 UNAVAILABLE_RETRY_S = 0.5  # minimum delay between attempts while the database is unavailable, for all callers together
 FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; none of them may move money
 TIDY_EVERY_S = 60.0  # maximum delay before an expired grant or an old reply is removed
@@ -315,7 +315,7 @@ class AccountingService:
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
             models = await self._reads.run(self._ledger.run, PricedModels())
-            # Otherwise, a new process, or a shard to which no gateway reports prices, would export no revenue series.
+            # Without zeros, a new process, or a shard to which no gateway reports prices, has no revenue series.
             self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
             logger.warning("stuck settlements and models could not be counted: %s", error)

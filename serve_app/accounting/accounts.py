@@ -75,7 +75,7 @@ def _change(
     connection, account_id = transaction.connection, wanted.account_id
     before = read_account(connection, account_id)
     if all(value_of(before, name) == value for name, value in changes.items()):
-        return before  # no change, no new version
+        return before  # nothing changes, so the version stays the same
     connection.execute(
         update(accounts).where(accounts.c.id == account_id).values(version=transaction.next_version(), **changes)
     )

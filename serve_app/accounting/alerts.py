@@ -43,7 +43,7 @@ from serve_app.contracts.units import DAY_S
 
 BATCH: Final = 200
 LOW: Final = "low"
-UNUSUAL: Final = 3  # times the daily mean of the last DAYS_BEFORE days
+UNUSUAL: Final = 3  # a day's spending is unusual from this multiple of the daily mean of the DAYS_BEFORE days before
 DAYS_BEFORE: Final = 7
 ENOUGH: Final = f"not sent: limit of {MAX_A_DAY} alert notices per account and UTC day reached"
 _SAME = ("account_id", "kind", "threshold", "target")

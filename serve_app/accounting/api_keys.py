@@ -64,14 +64,14 @@ def update_key(transaction: Transaction, wanted: UpdateKey, now: float) -> KeySn
     connection, key_id = transaction.connection, wanted.key_id
     before = read_key(connection, key_id, now)
     check_fields(wanted.changes, ("name", *TERMS))
-    # Unchanged values are not checked again: an expiry may have passed meanwhile.
+    # Unchanged values are not checked again, because an unchanged expiry may have passed meanwhile.
     new = {name: value for name, value in wanted.changes.items() if value != value_of(before, name)}
     values = _checked(new, now)
     if "budget" in values and values["budget"] is None:
         values.setdefault("budget_period", None)
     values = {name: value for name, value in values.items() if value_of(before, name) != value}
     if not values:
-        return before  # no change, no new version
+        return before  # nothing changes, so the version stays the same
     period = values.get("budget_period", before.budget_period)
     _check_budget(values.get("budget", before.budget), period)
     connection.execute(

@@ -123,7 +123,7 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
     checksum = _seal(draft, before, entry, number)
     flush_folder(draft)
     os.replace(draft, folder)
-    flush_folder(folder.parent)  # before a row is removed
+    flush_folder(folder.parent)  # the archive must be on disk before a row is removed
     with database.aside() as connection:
         mine = archives.c.checkpoint_id == checkpoint_id
         connection.execute(update(archives).where(mine).values(checksum=checksum, exported_at=now))

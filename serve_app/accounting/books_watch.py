@@ -15,7 +15,7 @@ from serve_app.contracts.metric import Metrics
 
 logger = logging.getLogger("ray.serve")
 
-STEP_S = 0.5  # per step; operators' reads and other checks run in between
+STEP_S = 0.5  # time per step; operators' reads and other checks run between the steps
 
 
 class BooksWatch:

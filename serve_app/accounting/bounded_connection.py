@@ -24,7 +24,7 @@ from psycopg.abc import PQGen
 
 Result = TypeVar("Result")
 
-_MIN_CONNECT_S = 2  # minimum in psycopg
+_MIN_CONNECT_S = 2  # psycopg raises shorter connection timeouts to this
 
 
 def keepalives(timeout_s: float) -> dict[str, int]:
@@ -34,7 +34,7 @@ def keepalives(timeout_s: float) -> dict[str, int]:
         "keepalives_idle": max(1, round(0.3 * timeout_s)),
         "keepalives_interval": max(1, round(0.2 * timeout_s)),
         "keepalives_count": 3,
-        "tcp_user_timeout": round(900 * timeout_s),  # milliseconds
+        "tcp_user_timeout": round(900 * timeout_s),  # milliseconds: 0.9 of the timeout
         "connect_timeout": max(_MIN_CONNECT_S, round(0.5 * timeout_s)),
     }
 
@@ -67,7 +67,7 @@ class Connector:
     def prepare(self, connection: Connection, _record: Any) -> None:
         connection.name = f"serve-app ledger {uuid.uuid4().hex[:16]}"
         settings = self._bounds | {"application_name": f"'{connection.name}'"}
-        connection.autocommit = True  # so that the settings take a single round trip
+        connection.autocommit = True  # otherwise, BEGIN and COMMIT would take two more round trips
         connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
         if names := list(self._given_up):
             end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ANY(%s)"
@@ -92,7 +92,7 @@ class Connection(psycopg.Connection[Any]):
         except _TimeIsUp:
             if self.name:
                 self.given_up.append(self.name)
-            self.close()  # SQLAlchemy then drops it and all connections opened before it
+            self.close()  # SQLAlchemy then drops this connection and all older ones
             raise
 
 

@@ -148,7 +148,7 @@ def _numbers(
     """
     last = connection.execute(select(last_number)).scalar_one()
     count = read + connection.execute(select(func.count()).select_from(table).where(table.c.id > up_to)).scalar_one()
-    # An archive may have removed the row with the highest number.
+    # The row with the highest number may be archived. If no row up to `up_to` is missing, `up_to` counts, too.
     highest = connection.execute(select(func.coalesce(func.max(table.c.id), 0))).scalar_one()
     highest = max(highest, up_to) if read == up_to else highest
     if not count == highest == last:
@@ -228,7 +228,7 @@ def _without_account(connection: Connection, proven: Proven) -> Iterator[Differe
     """Checks that every customer with postings has an account."""
     sums = checkpoint_balances.c
     end = func.length(sums.ledger_account) - len("customer::granted")
-    both = [func.substr(sums.ledger_account, 10, end - less) for less in (0, 2)]  # :granted, :topped_up
+    both = [func.substr(sums.ledger_account, 10, end - less) for less in (0, 2)]  # the ids before :granted, :topped_up
     query = (
         select(sums.ledger_account, func.sum(sums.amount).label("total"))
         .where(

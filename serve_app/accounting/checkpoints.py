@@ -49,7 +49,7 @@ from serve_app.contracts.books import CheckReport, Difference
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue
 
-ACCOUNTS = 200  # per step
+ACCOUNTS = 200  # number of accounts compared per step
 MAX_KEPT = 1000  # differences per checkpoint
 ABANDONED_S = 3600.0  # a full check without progress for this time is abandoned
 
@@ -251,7 +251,7 @@ def remove_old(database: Books, now: float, until: float = math.inf) -> None:
         old = ids.all()
     tables = (checkpoint_balances, checkpoint_daily, checkpoint_differences)
     for checkpoint_id in old:
-        # Marked first, so that no check continues from a checkpoint with incomplete sums.
+        # First mark it as old: no check may continue from a checkpoint with incomplete sums.
         with database.aside() as connection:
             connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(kind="old"))
         while True:

@@ -30,7 +30,7 @@ def open_session(transaction: Transaction, wanted: OpenSession, now: float) -> S
     connection = transaction.connection
     earlier = connection.execute(select(sessions).where(sessions.c.digest == wanted.digest)).one_or_none()
     if earlier is not None:
-        return _signed_in(earlier)  # a repetition
+        return _signed_in(earlier)  # the command is a repetition
     person = read_person(connection, wanted.user_id)
     if person.suspended:
         raise InvalidValue("this person is suspended")

@@ -318,7 +318,7 @@ def _create_private(_dialect: Any, _record: Any, arguments: Any, parameters: Any
 
 
 def _configure_sqlite(connection: Any, _record: Any, *, wait_s: float) -> None:
-    # The sqlite3 module would begin transactions itself, deferred and only before some statements.
+    # Turn off the sqlite3 module's own transactions, which are deferred and begin only before some statements.
     connection.isolation_level = None
     cursor = connection.cursor()
     mode = _switch_to_wal(cursor, wait_s)
@@ -337,14 +337,14 @@ def _switch_to_wal(cursor: Any, wait_s: float) -> str:
             (mode,) = cursor.execute("PRAGMA journal_mode = WAL").fetchone()
             return str(mode)
         except sqlite3.OperationalError:
-            # SQLite does not apply its lock timeout to this statement.
+            # SQLite does not apply its lock timeout to this statement, so repeat it until the deadline.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A deferred transaction that reads and then writes can fail at once, whatever the timeout.
+    # Writers begin IMMEDIATE: a deferred transaction that reads and then writes can fail at once, despite the timeout.
     options = connection.get_execution_options()
     writes = options.get("ledger_writes", False)
     if options.get("ledger_migrates", False):

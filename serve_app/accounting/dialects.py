@@ -13,7 +13,7 @@ from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Select, Tabl
 from sqlalchemy.dialects import postgresql, sqlite
 
 _INSERT: Mapping[str, Callable[[Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-# Fewer on SQLite, where all other writers wait meanwhile.
+# A long job's rows per transaction. Fewer on SQLite, where all other writers wait for the transaction.
 _ROWS_AT_ONCE = {"sqlite": 2000, "postgresql": 10_000}
 _ROW_ID = {"sqlite": "rowid", "postgresql": "ctid"}
 

@@ -33,9 +33,9 @@ from serve_app.contracts.commands import Blocker, HoldLease, LeaseState, PostHol
 from serve_app.contracts.limiting import OpenHold
 
 KEPT_S: Final = 3600.0  # retention of a hold whose gateway has ended and whose request is never settled
-LOOK_S: Final = 2.0  # maximum time that counts between two observations of another holder's lease
+LOOK_S: Final = 2.0  # maximum time counted between two observations of another holder's lease: see `LeaseWatch`
 
-MAX_SEEN: Final = 200  # leases
+MAX_SEEN: Final = 200  # leases that a process remembers
 
 _HOLD_FIELDS: Final = frozenset(field.name for field in fields(OpenHold))
 
@@ -127,7 +127,7 @@ class _Sighting:
     renewals: int
     lasts_s: float
     written_here: bool
-    since: float  # when this count of renewals was first seen, plus the time that does not count
+    since: float  # when this value of `renewals` was first seen, plus the time that does not count
     looked_at: float
 
 

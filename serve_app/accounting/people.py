@@ -58,7 +58,7 @@ def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) ->
         raise InvalidValue(f"role {wanted.role!r}: give one of {', '.join(ROLES)}")
     earlier = connection.execute(select(invitations).where(invitations.c.digest == wanted.digest)).one_or_none()
     if earlier is not None:
-        return _invitation(connection, earlier)  # a repetition
+        return _invitation(connection, earlier)  # the command is a repetition
     known = find_person(connection, FindPerson(email), now)
     if known is not None and wanted.account_id in known.roles:
         raise Conflict(f"{email} already belongs to this account")
@@ -174,7 +174,7 @@ def reset_person(transaction: Transaction, wanted: ResetPerson, now: float) -> P
         raise InvalidValue(f"no person has the address {wanted.email!r}: list the account's people")
     password = before.password if wanted.password is None else wanted.password
     if (before.password, before.totp_secret) == (password, None):
-        return before  # a repetition, or nothing to do
+        return before  # the command is a repetition, or there is nothing to change
     changes = {"password": password, "totp_secret": None}
     connection.execute(update(users).where(users.c.id == before.user_id).values(changes))
     set_recovery_codes(connection, before.user_id, ())
@@ -193,7 +193,7 @@ def change_person(transaction: Transaction, wanted: ChangePerson, now: float) ->
     if wanted.before is not None:
         if read_person(connection, wanted.user_id).password != wanted.before:
             raise InvalidValue("the password was changed meanwhile")
-        connection.execute(delete(passkeys).where(passkeys.c.user_id == wanted.user_id))  # may be an intruder's
+        connection.execute(delete(passkeys).where(passkeys.c.user_id == wanted.user_id))  # one may be an intruder's
     if "totp_secret" in wanted.changes:
         set_recovery_codes(connection, wanted.user_id, wanted.recovery)
     step = {} if wanted.totp_step is None else {"totp_step": wanted.totp_step}

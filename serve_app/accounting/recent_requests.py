@@ -18,7 +18,7 @@ from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.periods import day_named, period_at
 
 MAX_DAYS = 100  # maximum days with usage that are read for one page
-MAX_TIME = 253_000_000_000.0  # in the year 9987
+MAX_TIME = 253_000_000_000.0  # Unix time in the year 9987; Python's dates end with the year 9999
 
 
 @reads(ListRecent, timeout_s=LONG_S)

@@ -51,7 +51,7 @@ _OPEN: Final = recharge_attempts.c.state == literal_column("'open'")
 def watch_recharges(connection: Connection, wanted: WatchRecharges, now: float) -> tuple[list[str], str | None]:
     has = recharges.c
     is_open = exists().where(recharge_attempts.c.account_id == has.account_id, _OPEN)
-    may_be_low = (accounts.c.active, accounts.c.topped_up <= has.threshold)  # `_is_due` also counts grants
+    may_be_low = (accounts.c.active, accounts.c.topped_up <= has.threshold)  # `_is_due` then also counts grants
     query = (
         select(recharges)
         .join(accounts)
@@ -140,10 +140,10 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     write_audit(transaction, wanted.audit, "end_recharge", account_id, detail, now, subject=row.id)
     settings = read_row(connection, account_id)
     if settings is None:
-        return  # the settings were created after the backup from which this ledger was restored
+        return  # this ledger was restored from a backup that is older than the account's settings
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
-    # A suspended account is not paused: it is not recharged anyway. Nor is one whose failed method was replaced.
+    # No pause if the account is suspended (it is not recharged anyway) or if the failed method was replaced.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
 

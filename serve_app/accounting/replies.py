@@ -24,7 +24,7 @@ from serve_app.contracts.units import DAY_S
 
 KEPT_S = DAY_S
 MAX_BODY = 8 * 2**20  # bytes
-MAX_PRUNED = 1000  # at once; other writes wait meanwhile
+MAX_PRUNED = 1000  # rows per table and command; other writes wait for the command
 MAX_ACCOUNTS = 10_000  # accounts whose writes a process counts
 
 

@@ -389,7 +389,7 @@ served_models = Table(
     metadata,
     Column("identifier", Text, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("since", BigInteger, nullable=False),  # version when last created or removed; earlier prices no longer apply
+    Column("since", BigInteger, nullable=False),  # version at its last creation or removal; hides earlier prices
     Column("spec", Text, nullable=False),  # a ModelSpec as a JSON object
     Column("created_at", Double, nullable=False),
     Column("removed_at", Double),
@@ -400,7 +400,7 @@ served_backends = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("args", Text, nullable=False),  # a JSON object; likewise the next; neither ever changes
+    Column("args", Text, nullable=False),  # a JSON object, as is `options`; neither ever changes
     Column("options", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("retired_at", Double),

@@ -46,7 +46,7 @@ def set_traffic(transaction: Transaction, wanted: SetTraffic, now: float) -> Tra
     if not weights and is_created:
         raise InvalidValue(f"weights of {identifier}: at least one backend needs a weight above 0")
     if last is not None and last.weights == weights:
-        return last  # no change, no new version; perhaps a repetition
+        return last  # nothing changes, so the version stays the same; the command may be a repetition
     if wanted.expected is not None and wanted.expected != (current.version if current else 0):
         raise _changed_meanwhile(identifier, current, wanted.expected)
     check_not_retired(connection, weights)
@@ -75,7 +75,7 @@ def roll_back_traffic(transaction: Transaction, wanted: RollBackTraffic, now: fl
         raise ModelNotFound(identifier)
     if current.version != wanted.expected:
         if current.undoes == wanted.expected:
-            return current  # another process was first, or this is a repetition
+            return current  # another process was first, or the command is a repetition
         raise _changed_meanwhile(identifier, current if current.weights else None, wanted.expected)
     if not current.weights or current.before is None:
         raise Conflict(f"{identifier} has no earlier weights to restore: set its weights instead")
@@ -146,7 +146,7 @@ def _before(connection: Connection, weights: Mapping[str, int], current: Traffic
         return None
     for start in read_traffic(connection, [current.before]):
         if raised(weights, start.weights) == raised(current.weights, start.weights) != set():
-            return start.version  # another step of the same roll-out
+            return start.version  # these weights are one more step of the same roll-out
     return current.version
 
 

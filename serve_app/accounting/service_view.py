@@ -32,7 +32,7 @@ from serve_app.contracts.operators import (
 )
 
 MAX_NAMED = 500
-MAX_SUMMED = 100  # accounts
+MAX_SUMMED = 100  # accounts per query
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
 
 
@@ -57,7 +57,7 @@ def sum_service(connection: Connection, wanted: SumService, now: float) -> Servi
     found = (
         SpendingAccount(row.account_id, row.name, int(row.requests), int(row.tokens), int(row.charged)) for row in top
     )
-    opened = select(accounts.c.currency).limit(1).scalar_subquery()  # if the service has not set a currency yet
+    opened = select(accounts.c.currency).limit(1).scalar_subquery()  # for a service that has not set a currency yet
     currency = connection.execute(select(func.coalesce(head.c.currency, opened))).scalar_one()
     return ServiceUsage(tuple(days), int(active), tuple(found), currency or "")
 

@@ -36,7 +36,7 @@ from serve_app.contracts.periods import BudgetPeriod, period_at
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 1000
-MAX_TOKENS = 10**9  # per request and kind
+MAX_TOKENS = 10**9  # maximum for each of a request's three token counts
 _YEAR_10000 = 253402300800.0
 _AS_SETTLED = tuple(column.name for column in fields(RequestUsage) if column.name not in ("price", "outcome"))
 
@@ -79,7 +79,7 @@ class _Key:
     """An API key while a batch is computed."""
 
     account_id: str
-    period: BudgetPeriod | None  # budget period
+    period: BudgetPeriod | None  # None: the key has no budget
     touched: bool = False
 
 
@@ -111,7 +111,7 @@ def settle(
             refused[index] = SettlementRejected(str(settlement.request_id), Refusal.INVALID, reason)
     valid = {index: settlement for index, settlement in enumerate(settlements) if index not in refused}
     batch = _read(transaction.connection, list(valid.values()), now) if valid else _Batch()
-    new: set[int] = set()  # settlements that this batch records
+    new: set[int] = set()  # indexes of the settlements that this batch records
     for index, settlement in valid.items():
         if rejected := _why_rejected(batch, settlement):
             refused[index] = rejected
@@ -204,7 +204,7 @@ def _read_spend(connection: Connection, batch: _Batch, settlements: Sequence[Set
             wanted[settlement.key_id, budgets.period_name(key.period, _day(settlement))] = key.account_id
     batch.spend = budgets.read_spend(connection, wanted.keys())
     for (key_id, period), account_id in wanted.items():
-        if (key_id, period) not in batch.spend:  # the key's first charge in this period
+        if (key_id, period) not in batch.spend:  # no sum is stored for this period yet
             batch.spend[key_id, period] = budgets.count_spend(connection, account_id, key_id, period)
 
 
@@ -322,7 +322,7 @@ def _write_usage(transaction: Transaction, batch: _Batch) -> None:
         spend = {(key_id, period): spent for (key_id, period), spent in batch.spend.items() if key_id in with_budget}
         budgets.write_spend(connection, spend)
         bumped = [{"key": key_id, "next": transaction.next_version()} for key_id in with_budget]
-        connection.execute(_SET_KEY_VERSION, bumped)  # the feed of changes includes the key's spending
+        connection.execute(_SET_KEY_VERSION, bumped)  # puts the key's new spending into the feed of changes
 
 
 def _settled(batch: _Batch, settlement: Settlement, now: float, *, duplicate: bool) -> Settled:

@@ -52,7 +52,7 @@ def make_sign_in_link(transaction: Transaction, wanted: MakeSignInLink, now: flo
     connection, account_id = transaction.connection, wanted.account_id
     read_account(connection, account_id)
     if find_sign_in_link(connection, FindSignInLink(wanted.digest), now) is not None:
-        return  # a repetition
+        return  # the command is a repetition
     connection.execute(delete(sign_in_links).where(sign_in_links.c.account_id == account_id))
     row = {"account_id": account_id, "digest": wanted.digest, "expires_at": wanted.expires_at}
     connection.execute(insert(sign_in_links).values(row))

@@ -114,7 +114,7 @@ def list_keys(connection: Connection, wanted: ListKeys, now: float) -> list[KeyS
 
 @reads(FindKeys)
 def find_keys(connection: Connection, wanted: FindKeys, now: float) -> dict[str, tuple[KeySnapshot, AccountSnapshot]]:
-    digests = {digest for digest in wanted.digests if digest.isprintable()}  # see `equals`
+    digests = {digest for digest in wanted.digests if digest.isprintable()}  # PostgreSQL rejects NUL: see `equals`
     keys = _keys(connection, _KEYS.where(api_keys.c.digest.in_(digests)), now) if digests else []
     owners = {key.account_id for key in keys}
     found = _accounts(connection, select(accounts).where(accounts.c.id.in_(owners))) if owners else []

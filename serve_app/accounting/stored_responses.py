@@ -32,7 +32,7 @@ MAX_BODY = 8 * 2**20  # bytes
 _YEAR_10000 = 253402300800.0
 
 _RUNS = responses.c.beat_at.is_not(None)
-_HAS_BODY = responses.c.body != b""  # see `delete_response`
+_HAS_BODY = responses.c.body != b""  # false for a row that `delete_response` has kept without its body
 # A stored response is replaced only while it is marked as running.
 _ADD = Upsert(
     responses,

@@ -89,7 +89,7 @@ class AdminServices:
     now: Callable[[], float] = time.time  # Unix seconds
     alert_mail: bool = False  # whether alerts can be sent by e-mail
     private_webhooks: bool = False  # whether alerts can be sent to non-public addresses
-    brand: BrandSettings = field(default_factory=BrandSettings)  # on the pages below `/docs`
+    brand: BrandSettings = field(default_factory=BrandSettings)  # brand of the pages below `/docs`
     console: Callable[[], str | None] = lambda: None  # the console's path; None: no console runs
     failed_logins: FailedLogins = field(init=False)
     management: ManagementKeys = field(init=False)
@@ -131,7 +131,7 @@ class Endpoint:
     method: str
     path: str
     summary: str
-    status: int = 200  # on success
+    status: int = 200  # HTTP status of a success
     # The document's description of a success, or its whole response object if the handler returns no Reply.
     success: str | Schema = "Done."
     more_errors: tuple[int, ...] = ()  # in addition to those derived from the other fields

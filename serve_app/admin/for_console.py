@@ -26,9 +26,9 @@ COMPARED_S: Final = 900.0
 LATEST_S: Final = 300.0
 MINUTE_S: Final = 60.0
 CLIENT_LEFT: Final = 499
-MAX_COUNTED: Final = 10_000  # requests in one search
-CODES: Final = 3  # most frequent error codes, per account
-KINDS: Final = ("completed", "rejected", "failed", "cancelled")  # of ended requests
+MAX_COUNTED: Final = 10_000  # maximum requests in one search
+CODES: Final = 3  # number of error codes per account: the most frequent ones
+KINDS: Final = ("completed", "rejected", "failed", "cancelled")  # kinds of ended requests
 _SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recent")
 
 Run = Callable[[AdminServices, Mapping[str, Any], Audit | None], Awaitable[dict[str, Any]]]

@@ -18,7 +18,7 @@ from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.lifecycle import is_ready
 from serve_app.settings import IdentifierSettings
 
-LEDGER_S: Final = 2.0  # timeout; then the gateway's copy is used, at most 0.5 s old unless the ledger is unavailable
+LEDGER_S: Final = 2.0  # timeout of a read; then the gateway's copy is used, at most 0.5 s old while the ledger works
 NOT_DEPLOYED: Final[Mapping[str, Any]] = {"status": "MISSING", "replicas": 0}
 
 

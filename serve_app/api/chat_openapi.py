@@ -34,7 +34,7 @@ def body_schemas(kind: type[Shape], name: str, identifiers: Sequence[str], most_
     body = schemas[name] = object_schema(generated, null_is_absent=True)
     fields = body["properties"]
     fields["model"] |= _names(identifiers)
-    body["allOf"] = []  # rules between two fields
+    body["allOf"] = []  # rules that involve two fields
     for attribute, declared in kind.model_fields.items():
         field = declared.alias or attribute
         for marker in declared.metadata:

@@ -25,10 +25,10 @@ from serve_app.contracts.generation import (
 )
 
 DONE: Final = b"data: [DONE]\n\n"
-KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: a complete frame that clients do not read as data
+KEEP_ALIVE: Final = b": keep-alive\n\n"  # a complete frame with an SSE comment, which clients do not read as data
 RESUMED: Final = b": resumed\n\n"
 
-LOWEST_LOGPROB: Final = -9999.0  # for a token with probability 0: JSON has no infinity
+LOWEST_LOGPROB: Final = -9999.0  # logprob of a token with probability 0, because JSON has no infinity
 FINISH_REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
@@ -199,14 +199,14 @@ class StreamedReply:
         self._unopened = set(range(n))
         self._unended = set(range(n))
         self._last_calls: list[Ending | None] = [None] * n
-        self._last_reason: FinishReason | None = None  # of the last choice; `closing_chunks` sends its finish chunk
+        self._last_reason: FinishReason | None = None  # why the last choice ended; `closing_chunks` sends it
 
     def chunks(self, event: Delta | ReplyParts | ChoiceEnded) -> bytes:
         """Returns the chunks to send for one event. A choice's first event also produces its opening chunk."""
         encoder = self._encoder
         if isinstance(event, ChoiceEnded):
             if len(self._unended) == 1:
-                self._last_reason = event.reason  # the finish chunk also has the usage, which is not known yet
+                self._last_reason = event.reason  # sent later, as the finish chunk also has the usage
                 return b""
             return self._finish_choice(event.choice, event.reason)
         if isinstance(event, Delta):
@@ -227,7 +227,7 @@ class StreamedReply:
                 chunks.append(encoder.arguments_chunk(part.index, part.text, tokens, choice))
             else:
                 continue
-            tokens = ()  # only the first chunk carries them
+            tokens = ()  # only the first chunk carries the tokens
         if tokens:
             chunks.append(encoder.content_chunk("", tokens, choice))
         return b"".join(chunks)

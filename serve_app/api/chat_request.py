@@ -58,8 +58,8 @@ _MAX_STOP_TOKENS: Final = 64
 _MAX_TOKEN_ID: Final = 2**31 - 1
 _MAX_BIASES: Final = 1024
 _MAX_TEMPLATE_VARIABLES: Final = 16
-_MAX_TEMPLATE_BYTES: Final = 8192  # of all variables, as JSON
-_LISTS_OF_A_MESSAGE: Final = ("content", "tool_calls")  # each item has at least one token
+_MAX_TEMPLATE_BYTES: Final = 8192  # all variables together, as JSON
+_LISTS_OF_A_MESSAGE: Final = ("content", "tool_calls")  # each item of these lists has at least one token
 _TOKENS_OF_A_MESSAGE: Final = 3  # minimum in every chat template: its role, its end marker and one token
 _GREATEST: Final = 10**300
 
@@ -89,7 +89,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _check_numbers(bias: dict[str, Any]) -> dict[str, Any]:
-    # A loop, to stop at the first fault, as `FirstFault` does for lists.
+    # A loop that stops at the first fault, as `FirstFault` does for lists.
     for token, value in bias.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             wrong_type("float_type", token, value)

@@ -20,7 +20,7 @@ _encode_str = json.JSONEncoder(ensure_ascii=False).encode
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _GREATEST: Final = sys.float_info.max
 
-MAX_ITEMS: Final = 100_000  # per body; any conversation of 32768 tokens has fewer
+MAX_ITEMS: Final = 100_000  # per body, see `has_more_items`; any conversation of 32768 tokens has fewer
 _MOMENT_BYTES: Final = 64 * 1024
 _MOMENT_ITEMS: Final = 500
 _PIECE: Final = 64 * 1024
@@ -51,7 +51,7 @@ _HINTS: Final = (
 _PLACE: Final = re.compile(r"line (\d+) column (\d+)$")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity", b"-Infinity")
 
-# Valid characters in a JSON string, but some clients split a stream into lines at them (Python's str.splitlines).
+# JSON strings may contain these characters, but some clients split a stream at them (Python's str.splitlines).
 _LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 # For each Pydantic error type: the expected type, as error messages name it.
@@ -99,7 +99,7 @@ def has_more_items(raw: bytes, most: int) -> bool:
 
 def have_more_items(texts: Sequence[bytes], most: int) -> bool:
     """Returns whether several JSON texts together have more than `most` items. See `has_more_items`."""
-    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # upper bound: includes strings
+    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # an upper bound: it counts strings, too
         return False
     items = 0
     for raw in texts:

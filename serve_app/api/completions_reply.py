@@ -183,7 +183,7 @@ class WholeCompletion:
             choice.prompt_ids = piece.prompt_ids or choice.prompt_ids
             if not self._request.logprobs:
                 continue
-            if piece.of_prompt and piece is not pieces[0]:  # encoded once for all choices of the prompt
+            if piece.of_prompt and piece is not pieces[0]:  # copied: the first choice has encoded the prompt
                 first = self._choices[pieces[0].choice]
                 choice.logprobs, choice.encoded = first.logprobs.copy(), {k: [*v] for k, v in first.encoded.items()}
                 continue

@@ -19,7 +19,7 @@ from serve_app.api.served_names import identifier_of
 from serve_app.api.tools_and_formats import invalid
 from serve_app.contracts.generation import RawPrompts
 
-MAX_CHOICES: Final = 64  # of all prompts together
+MAX_CHOICES: Final = 64  # maximum for all prompts of a request together
 MAX_LOGPROBS: Final = 5
 MAX_SCORED: Final = 262_144  # prompt tokens with log-probabilities in one reply, summed over all choices
 DEFAULT_MAX_TOKENS: Final = 16

@@ -21,7 +21,7 @@ class ReplyHead:
     model: str
     fingerprint: str
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # part of the prompt; an engine may learn the number only with the first token
+    cached_tokens: int = 0  # prompt tokens found in the cache; an engine may know them only at the first token
 
 
 class WholeReplyEncoder(Protocol):

@@ -20,7 +20,7 @@ class Range:
 
     low: float
     high: float | None  # None: the model's maximum output in tokens; infinity: no maximum
-    above: bool = False  # `low` itself is not allowed
+    above: bool = False  # whether `low` itself is excluded
 
     def check_value(self, field: str, value: float, most_output: int = 0) -> None:
         high = most_output if self.high is None else self.high

@@ -18,7 +18,7 @@ from serve_app.api import errors
 from serve_app.api.codec import encode_json, quote
 
 MAX_BYTES: Final = 64 * 1024  # per schema, as JSON without spaces
-MAX_BYTES_OF_TOOLS: Final = 128 * 1024  # parameters of all tools together
+MAX_BYTES_OF_TOOLS: Final = 128 * 1024  # the parameters of all tools together
 MAX_LEVELS: Final = 64  # nesting of arrays and objects
 MAX_PROPERTIES: Final = 400  # per object, because each optional property multiplies the possible continuations
 MAX_CHARACTERS: Final = 10_000  # per string: a constant, a pattern, a name
@@ -108,7 +108,7 @@ def repeated_size(pattern: str) -> int:
 
     Nested repetitions multiply. Returns at most `MAX_REPEATED` + 1. The grammar engine's work grows with this length.
     """
-    sizes, last, at = [0], 0, 0  # sizes of the open groups and of the previous piece
+    sizes, last, at = [0], 0, 0  # sizes of the open groups; `last` is the size of the previous piece
     while at < len(pattern):
         text = pattern[at]
         if text == "{" and (count := _COUNT.match(pattern, at)):

@@ -34,7 +34,7 @@ class WholeMessage:
 
     def __init__(self, shows_thinking: bool) -> None:
         self._shows_thinking = shows_thinking
-        self._blocks: list[tuple[dict[str, Any], list[str]]] = []  # with the pieces of text, thinking or input
+        self._blocks: list[tuple[dict[str, Any], list[str]]] = []  # each with the pieces of its text, thinking or input
         self._last_call: Ending | None = None
 
     def add_event(self, event: ReplyEvent) -> None:
@@ -75,7 +75,7 @@ class MessageStream:
         self._is_begun = False
         self._hidden = 0
         self._open = ""  # type of the block that has not ended
-        self._index = -1  # of the last block
+        self._index = -1  # index of the last block
         self._last_call: Ending | None = None
 
     def event(self, event: ReplyEvent) -> bytes:
@@ -113,7 +113,7 @@ class MessageStream:
                 self._last_call = part.ending
                 return self._close()
             case PromptEcho():
-                return b""  # only for raw prompts
+                return b""  # only raw prompts are echoed, and this format has none
 
     def _ensure(self, kind: str, block: dict[str, Any]) -> bytes:
         return b"" if self._open == kind else self._close() + self._begin(kind, block)

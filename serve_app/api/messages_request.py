@@ -187,7 +187,7 @@ def parse_messages_request(parsed: dict[str, Any], served: ServedModels) -> Mess
     _refuse_foreign(given)
     request = typed(MessagesRequest, given)
     identifier = identifier_of(request.model, served)
-    _, most_output = served.get(identifier, (0, request.max_tokens))  # `check_chat_request` rejects other models
+    _, most_output = served.get(identifier, (0, request.max_tokens))  # `check_chat_request` rejects unknown models
     return check_chat_request(_chat(request, most_output), served, MessagesChat)
 
 
@@ -366,7 +366,7 @@ def _messages(messages: Sequence[InputMessage]) -> list[dict[str, Any]]:
         if chat[-1]["content"]:
             chat[-1]["prefix"] = True
         else:
-            chat.pop()  # nothing to continue
+            chat.pop()  # an empty message cannot be continued
     return chat
 
 

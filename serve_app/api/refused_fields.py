@@ -16,7 +16,7 @@ class Refused(NamedTuple):
     """The error of a field, and the values that are accepted."""
 
     remedy: str  # why the field is refused, and what to send instead
-    harmless: tuple[Any, ...] = ()  # accepted in addition to `_HARMLESS`
+    harmless: tuple[Any, ...] = ()  # values accepted in addition to `_HARMLESS`
 
 
 _FORM: Final = Refused("can't be enforced. Send response_format with json_schema, guided_regex or guided_choice")
@@ -67,7 +67,7 @@ REFUSED: Final[Mapping[str, Refused]] = {
 """Refused fields by name. docs/api.md lists all of them."""
 
 _HARMLESS: Final[tuple[Any, ...]] = (None, "", [], False)
-_EMPTY_IS_SET: Final = frozenset({"web_search_options"})  # an empty object turns it on
+_EMPTY_IS_SET: Final = frozenset({"web_search_options"})  # `{}` turns this feature on
 
 
 def refuse_fields(body: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ class NamedTool:
     name: str
     namespace: str | None = None
     is_custom: bool = False
-    field: str = ""  # such as tools[2]
+    field: str = ""  # its place in the request, such as tools[2]
 
 
 @dataclass(slots=True)
@@ -244,7 +244,7 @@ class _Referred:
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
         self._left = MAX_REFERRED
-        self._found: dict[str, tuple[Json, Item, int]] = {}  # by id, with the size
+        self._found: dict[str, tuple[Json, Item, int]] = {}  # by id: JSON, typed, size in bytes
 
     def find(self, field: str, item_id: str) -> tuple[Json, Item]:
         """Returns an item as JSON and typed. Raises ApiError (422)."""
@@ -329,7 +329,7 @@ class _Turns:
         return self.messages[-1]
 
     def _join(self, name: str, text: str) -> None:
-        self._turn().setdefault(name, []).append(text)  # joined at the end: there may be thousands
+        self._turn().setdefault(name, []).append(text)  # joined at the end, as there may be thousands of pieces
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -9,7 +9,7 @@ from serve_app.api.chat_openapi import REF, Schema, object_schema, require
 from serve_app.api.responses_request import ResponsesRequest
 
 NAME: Final = "ResponsesRequest"
-_PREFIX: Final = "Responses"  # of all schema names, because other doors also have schemas for functions and tools
+_PREFIX: Final = "Responses"  # begins all schema names, because other doors also have schemas for functions and tools
 
 
 def responses_request_schemas(identifiers: Sequence[str]) -> dict[str, Schema]:

@@ -131,9 +131,9 @@ class OutputItems:
         self._emit = emit
         self._open: str = ""  # kind of the last item while it is open: message, reasoning or call
         self._pieces: list[str] = []  # text or arguments of the open item
-        self._logprobs: list[Json] = []  # of the open message
+        self._logprobs: list[Json] = []  # log-probabilities of the open message
         self._waiting: list[TokenLogprob] = []  # tokens whose text has not arrived
-        self._tool: NamedTool | None = None  # of the open call
+        self._tool: NamedTool | None = None  # the tool of the open call
         self._last_call: Ending | None = None
 
     def begin(self, digits: str) -> None:

@@ -15,7 +15,7 @@ class ServedNames(dict[str, tuple[int, int]]):
 
     def __init__(self, limits: ServedModels, aliases: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(limits)
-        self.aliases: dict[str, str] = {}  # without wildcards
+        self.aliases: dict[str, str] = {}  # alias → identifier, without wildcards
         prefixes: dict[str, str] = {}
         for alias, identifier in aliases:
             names = prefixes if alias.endswith("*") else self.aliases

@@ -31,7 +31,7 @@ def unknown_path(method: str, path: str, methods: Mapping[str, Sequence[str]]) -
     name = path.rstrip("/").removeprefix("/v1")
     if (why := next((why for ending, why in _NOT_SERVED.items() if name.endswith(ending)), None)) is not None:
         return errors.not_found(f"{found}: {why}")
-    # SDKs append a path to the base URL, so an address that is wrong usually ends with a path that exists.
+    # SDKs append a path to the base URL. So if the base URL is wrong, the address still ends with a path that exists.
     ends = max((one for one in methods if name.endswith(one)), key=len, default=None)
     if ends is not None:
         nearest = [ends]

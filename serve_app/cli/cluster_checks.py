@@ -15,7 +15,7 @@ from serve_app.times import DRAIN, HARD_STOP, RAY_DRAIN_S, RAY_HARD_STOP_S, Part
 Facts = dict[str, Any]
 CLOCK_LIMIT_S = 1.0
 SOON_DAYS = 30
-# Ray's services that run code for anyone who can connect to them, unless Ray requires its token.
+# Ray's services that run code for anyone who can connect, unless Ray requires a token.
 CLOSED = ("GCS", "client server", "dashboard")
 ANYWHERE = ("0.0.0.0", "::")
 # Minimum driver by the CUDA major version of torch, from NVIDIA's compatibility table.

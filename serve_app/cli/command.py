@@ -123,7 +123,7 @@ def _run_action(action: Action, shared: SharedOptions, arguments: dict[str, Any]
 
 
 def _epilog(examples: Sequence[str]) -> str | None:
-    # The control character keeps the line breaks.
+    # The character `\b` makes Click keep the line breaks.
     lines = [f"  {line}" for example in examples for line in _example_lines(example)]
     return "\n".join(["Examples:", "", "\b", *lines]) if examples else None
 

@@ -215,7 +215,7 @@ def service_checks(client: AdminClient, connection: Connection) -> Iterator[Chec
         return
     yield Check("operator key", "ok", "accepted")
     yield from model_checks(models)
-    # One step from the last checkpoint takes a few seconds. A complete check may take too long.
+    # This call makes one step from the last checkpoint, in a few seconds. A complete check may take too long.
     report = _attempt("ledger", lambda: client.api_get("ledger", "check"), LOG)
     if not isinstance(report, Check):
         so_far = " so far; run `serve-app ledger check` for the rest" if report.get("next") else ""

@@ -73,7 +73,7 @@ def export_usage(
     standard = contextlib.nullcontext(sys.stdout)
     with standard if output == "-" else complete_file(Path(output), "w", encoding="utf-8", newline="") as file:
         if output == "-" and sys.stdout.isatty():
-            session.out.progress.end()  # the rows are on the screen
+            session.out.progress.end()  # progress lines would mix with the rows on the screen
         rows, charged = _write_all(file, form, columns, pages, session.out.progress)
     if output != "-":
         session.out.record(

@@ -80,7 +80,7 @@ def _backends(frame: Json, width: int) -> Table:
         if load is None:
             table.add_row(*row, Text(UNKNOWN if running is None else f"0/{running}", style="red"))
             continue
-        # The number of replicas that report; with the number that Serve counts, if that differs.
+        # Number of replicas that report. If Serve counts a different number, it follows: `1/2`.
         replicas = str(load["replicas"]) if running in (None, load["replicas"]) else f"{load['replicas']}/{running}"
         table.add_row(
             *row,

@@ -41,7 +41,7 @@ def is_host(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        is_number = name.rpartition(".")[2].isdigit()  # such as a mistyped address
+        is_number = name.rpartition(".")[2].isdigit()  # the name ends in a number, like a mistyped address
         return _NAME.fullmatch(name) is not None and not is_number
     return True
 

@@ -52,7 +52,7 @@ def show_top(
     under pressure, as a share of the configured ones. The dashboards show requests per second and latencies.
     """
     reader = Reader(session, top)
-    session.out.progress.end()  # the frames show that the command works
+    session.out.progress.end()  # the frames replace the progress lines
     if once or (every is None and not sys.stdout.isatty()):
         with _shown(session, live=False) as show:
             show(reader.next_frame())

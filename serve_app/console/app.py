@@ -176,7 +176,7 @@ def build_console(console: Console) -> FastAPI:
 
     async def no_page(request: Request, _: Exception) -> Response:
         root = str(request.scope.get("root_path", ""))
-        if request.url.path == root:  # the route prefix without a slash, which Serve passes on
+        if request.url.path == root:  # Serve also passes on the route prefix without a slash
             return RedirectResponse(f"{root}/", headers=HEADERS)
         return await respond(request)
 

@@ -18,16 +18,16 @@ from serve_app.storage.sealing import SecretKeys
 
 #: The limits count attempts within WINDOW_S. At the limit, one more attempt is possible every WINDOW_S / limit seconds.
 WINDOW_S: Final = 900.0
-OF_BROWSER: Final = 10  # per known browser
+OF_BROWSER: Final = 10  # sign-ins per known browser
 OF_PAIR: Final = 10  # per pair of network address and e-mail address; this and the next two are for unknown browsers
 OF_EMAIL: Final = 50  # per e-mail address
-OF_ADDRESS: Final = 100  # per network address
+OF_ADDRESS: Final = 100  # per network address; sign-ins with a passkey or OpenID count, too
 OF_SIGNED_IN: Final = 5  # per person who confirms a change with the password
 OF_CODES: Final = 5  # one-time codes after a right password
 OF_MAILS: Final = 3  # mails to one e-mail address, requested by anyone
 OF_MAILS_TO_ALL: Final = 300  # sign-up mails to all e-mail addresses together
 OF_MAILS_OF_ADDRESS: Final = 20  # mails requested from a network address
-#: Maximum number of names. An attempt takes as long as a password check, so a flood can't evict a recent name.
+#: Maximum number of counters. Each attempt takes as long as a password check, so a flood can't evict a recent counter.
 MAX_KEPT: Final = 60_000
 KNOWN_S: Final = 180 * DAY_S
 
@@ -41,7 +41,7 @@ class Attempts:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._rates = Rates(clock, MAX_KEPT, WINDOW_S)
-        # Names that need no password check are separate, so that they can't evict the names that limit guesses.
+        # Attempts without a password check have separate counters, which can't evict the counters that limit guesses.
         self._mails = Rates(clock, MAX_KEPT, WINDOW_S)
         self._used = Rates(clock, MAX_KEPT, WINDOW_S)
 

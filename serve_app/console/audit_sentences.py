@@ -27,7 +27,7 @@ ALERTS: Final[Mapping[str, str]] = {
     "month": "monthly spend reaches {}",
     "unusual": "daily spend reaches {} and three times the 7-day average",
 }
-#: Actors that are no people. "make serve" is the name of setup in records of earlier releases.
+#: Names of actors that are not known people. Earlier releases recorded setup as "make serve".
 PROGRAMS: Final[Mapping[str, str]] = {
     "unknown": "Someone unknown",
     "deployment": "Configuration file",

@@ -36,9 +36,9 @@ OUTCOMES: Final = {"open": "in progress", "succeeded": "paid", "failed": "failed
 class Forecast:
     """A month's expected spending in nano-units, if every day from now on costs as much as the last full days."""
 
-    spent: int  # so far
+    spent: int  # spent so far in the month
     a_day: int
-    days: int  # full days of the average
+    days: int  # number of full days in the average
     total: int
 
 
@@ -69,7 +69,7 @@ async def billing(visit: Visit) -> Response:
         attempts=attempts,
         outcomes=OUTCOMES,
     )
-    if provider is not None:  # browsers apply the page's policy to a form's redirect
+    if provider is not None:  # the form redirects to its page; browsers apply the policy to redirects, too
         policy = HEADERS["content-security-policy"].replace("form-action 'self'", f"form-action 'self' {provider.page}")
         page.headers["content-security-policy"] = policy
     return page

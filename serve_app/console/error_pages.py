@@ -21,8 +21,8 @@ from serve_app.contracts.errors import AccountNotFound
 from serve_app.contracts.people import ListPeople, Person
 from serve_app.contracts.units import DAY_S, HOUR_S
 
-MAX_ERRORS: Final = 200  # that a gateway returns
-LIMIT_CODES: Final = ("requests", "tokens", "concurrency")  # of limits that operators set
+MAX_ERRORS: Final = 200  # maximum errors that a gateway returns
+LIMIT_CODES: Final = ("requests", "tokens", "concurrency")  # codes of the limits that operators set
 OF_KEY: Final = "of this API key"  # part of the reason if the limit is the key's
 SEARCHES_PER_MINUTE: Final = 12  # per person
 AROUND_S: Final = 600.0  # before and after the time that a visitor asks about

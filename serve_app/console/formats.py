@@ -24,7 +24,7 @@ SPARK_WIDTH, SPARK_HEIGHT = 100, 28
 _CELL: Final = re.compile(r"<(tr|td|th)\b([^>]*)>")
 _AMOUNT: Final = re.compile(r"\([A-Z]{3}[^()]*\)$")  # the unit at the end of a column's name, if the column has amounts
 _SPAN: Final = re.compile(r'colspan="(\d+)"')
-MAX_LEAD: Final = 22  # letters in the name of the leading column on a narrow screen
+MAX_LEAD: Final = 22  # maximum characters in the name of the column that a narrow screen shows beside the first
 
 
 def balance(nano: int) -> str:

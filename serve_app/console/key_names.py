@@ -11,7 +11,7 @@ from serve_app.contracts.books import KeySnapshot
 
 PLAYGROUND_S: Final = 3600.0  # validity of a playground key
 _PLAYGROUND: Final = "Playground of "
-_SKEW_S: Final = 5.0  # between the clocks of the console and the ledger
+_SKEW_S: Final = 5.0  # maximum difference between the clocks of the console and the ledger
 
 
 def playground_name(email: str) -> str:

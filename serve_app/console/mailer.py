@@ -19,7 +19,7 @@ logger = logging.getLogger("ray.serve")
 
 RELAY_S: Final = 15.0  # timeout of each answer of the mail relay
 MAILS_AT_ONCE: Final = 8
-MAX_WAITING: Final = 100  # mails in the background
+MAX_WAITING: Final = 100  # maximum unsent mails in the background
 
 
 class Mailer:

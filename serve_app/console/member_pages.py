@@ -71,5 +71,5 @@ def _mail(visit: Visit, invitation: people.Invitation, token: str) -> bool:
         return False
     named = {"inviter": visit.me.name, "account": invitation.account_name, "role": invitation.role}
     text = messages.INVITED.format(product=product, link=visit.link(f"/invitations/{token}"), **named)
-    subject = f"Invitation to {product}"  # without names, because strangers choose them
+    subject = f"Invitation to {product}"  # without the names of the inviter and the account, which strangers choose
     return console.mailer.later(console.mailer.send(invitation.email, subject, text))

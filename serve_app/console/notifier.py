@@ -29,8 +29,8 @@ from serve_app.webhook_address import BadAddress, pinned
 logger = logging.getLogger("ray.serve")
 
 EVERY_S: Final = 5.0
-WEBHOOK_S: Final = 15.0  # for a whole request
-MAIL_S: Final = 30.0  # for a whole e-mail, including its wait for a thread
+WEBHOOK_S: Final = 15.0  # maximum time for a request, up to the response's headers
+MAIL_S: Final = 30.0  # maximum time for an e-mail, including its wait for a thread
 #: Seconds until the next attempt, after each failed attempt.
 AGAIN_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0)
 TYPES: Final = {
@@ -87,7 +87,7 @@ class Notifier:
             for alarm in alarms:
                 await self._books.run(RaiseAlarm(alarm))
         due = await self._books.run(ListNotices())
-        # Wait for all, even after an error of the ledger: the next turn would send notices that are still being sent.
+        # Wait for all, even after an error of the ledger. Else, the next turn would resend notices that are being sent.
         for outcome in await asyncio.gather(*map(self._tell, due), return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -20,7 +20,7 @@ from serve_app.contracts.calls import Unavailable
 ENOUGH: Final = 30  # minimum requests of each backend for a meaningful difference
 SAME: Final = 0.05  # if two durations differ by a smaller part than this, the page says "as fast"
 CUTS: Final = {"p50": "the median", "p95": "p95"}
-CHANCE: Final = 0.05  # a higher failure rate counts if its probability by chance is lower than this
+CHANCE: Final = 0.05  # a higher failure rate counts if the probability that it is chance is below this
 
 
 async def models(visit: Visit) -> Response:

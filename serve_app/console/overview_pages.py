@@ -187,7 +187,7 @@ async def _rejected(visit: Visit, account_id: str, window: Window) -> str | None
         return kept[name][0]
     if visit.console.rates.count((f"rejected {visit.me.user_id}", error_pages.SEARCHES_PER_MINUTE)):
         return None
-    begins = now - DAY_S if window.is_day else window.begins  # as on the page that lists them
+    begins = now - DAY_S if window.is_day else window.begins  # a day begins as on the page that lists these requests
     try:
         async with asyncio.timeout(STATUS_S):
             found = await error_pages.search(visit, account_id, begins, now)

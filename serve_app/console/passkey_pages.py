@@ -53,7 +53,7 @@ async def sign_in(visit: Visit) -> Response:
             require_user_verification=True,
         )
         return await open_session(visit, person, passkey=(passkey.passkey_id, verified.new_sign_count))
-    except (WebAuthnException, InvalidValue, ValueError):  # InvalidValue: suspended, or the passkey was removed
+    except (WebAuthnException, InvalidValue, ValueError):  # InvalidValue: suspended person, or removed passkey
         raise Refused(403, FAILED) from None
 
 

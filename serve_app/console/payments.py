@@ -38,14 +38,14 @@ class Charge:
     """The provider's record of an attempt's payment. `open`: the payment is still in progress."""
 
     state: AttemptState
-    error: str = ""  # if it failed, for the account's holder
-    paid: Paid | None = None  # if it succeeded
+    error: str = ""  # reason for a failure, shown to the account's holder
+    paid: Paid | None = None  # the payment, after a success
 
 
 class PaymentProvider(Protocol):
     name: str
     page: str  # origin of the provider's pages, for a Content-Security-Policy
-    min_amount: int  # nano-units of a payment; 0: none
+    min_amount: int  # minimum payment in nano-units; 0: no minimum
 
     def check(self, amount: int, currency: str) -> None:
         """Raises PaymentError for an amount or currency that the provider does not accept in one payment."""

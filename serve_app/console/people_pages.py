@@ -37,7 +37,7 @@ WRONG: Final = "Email or password is wrong."
 WRONG_CODE: Final = "The code is wrong or used: type the code that your app shows now, or an unused recovery code."
 WRONG_PASSWORD: Final = "The password is wrong."
 USED: Final = "This link is used, replaced or expired: ask for a new one."
-MAX_WAITING: Final = 20  # attempts from unknown browsers; about two seconds of password checks
+MAX_WAITING: Final = 20  # maximum waiting attempts from unknown browsers; about two seconds of password checks
 MAX_NAME: Final = 100  # characters
 HALF_S: Final = 600.0  # maximum time from the password to the code
 INVITATION: Final = "console_invitation"  # cookie with the invitation that the browser opens again after the sign-in
@@ -97,7 +97,7 @@ async def sign_in(visit: Visit) -> Response:
         return visit.page("sign_in_code.html", half=_half(visit, person), wrong="")
     try:
         return await open_session(visit, person, password=person.password)
-    except InvalidValue:  # suspended, or changed since the check
+    except InvalidValue:  # the person was suspended or changed since the check
         return _sign_in_page(visit, 403, email, WRONG)
 
 
@@ -319,7 +319,7 @@ async def _sign_in_with_code(visit: Visit) -> Response:
     try:
         if recovery is not None or step is not None:
             return await open_session(visit, person, step, person.password, recovery)
-    except InvalidValue:  # suspended, a used code, or changed since the check
+    except InvalidValue:  # the code is used, or the person was suspended or changed since the check
         pass
     return visit.page("sign_in_code.html", 403, half=visit.form["half"], wrong=WRONG_CODE)
 

@@ -14,7 +14,7 @@ MINUTE_S: Final = 60.0
 FRESH_S: Final = 10.0  # a page reads the log again after this time
 PATIENCE_S: Final = 2.0  # maximum wait of a page for the log
 HOUR_MINUTES: Final = 60
-UNSURE_S: Final = 300.0  # a request's line is written at its end: counts of the last minutes still grow
+UNSURE_S: Final = 300.0  # each read goes back this far: requests are logged at their end, so recent counts grow
 KINDS: Final = {
     "completed": "Completed",
     "rejected": "Rejected (4xx)",

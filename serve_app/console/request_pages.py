@@ -98,7 +98,7 @@ async def csv(visit: Visit) -> Response:
         raise Refused(422, error)
     names = KeyNames.among(await visit.console.books.run(commands.ListKeys(visit.request.path_params["account_id"])))
     pages = _pages(visit, replace(_search(visit, names, when.begins, when.ends, FILE_PAGE), after=None))
-    first = await anext(pages)  # a failure on the first page still sets the status
+    first = await anext(pages)  # read before the response begins: a failure then still sets the HTTP status
 
     async def file() -> AsyncIterator[str]:
         made = Csv(REQUEST_COLUMNS)

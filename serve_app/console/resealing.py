@@ -15,7 +15,7 @@ from serve_app.storage.sealing import SecretKeys, is_current, seal, unseal
 logger = logging.getLogger("ray.serve")
 
 RETRY_S: Final = 5.0
-AGAIN_S: Final = 300.0  # a process that knows only the previous key may still seal secrets under it
+AGAIN_S: Final = 300.0  # between runs; a process that knows only the previous key may still seal secrets under it
 
 
 class Resealing:

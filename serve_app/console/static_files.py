@@ -19,7 +19,7 @@ FOLDER: Final = Path(__file__).parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 UNVERSIONED: Final = "no-cache"  # scripts import each other without a version
 MIN_COMPRESSED: Final = 1024
-mimetypes.add_type("font/woff2", ".woff2")  # not every system knows it
+mimetypes.add_type("font/woff2", ".woff2")  # not every system knows this type
 BRAND: Final = "brand.css"
 LOGO: Final = "logo"
 
@@ -36,7 +36,7 @@ class StaticFile:
     @classmethod
     def of(cls, content: bytes, name: str) -> StaticFile:
         media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        is_compressed = len(content) >= MIN_COMPRESSED and not media_type.startswith("font/")  # fonts already are
+        is_compressed = len(content) >= MIN_COMPRESSED and not media_type.startswith("font/")  # fonts are compressed
         compressed = gzip.compress(content, 9, mtime=0) if is_compressed else None
         return cls(content, media_type, hashlib.sha256(content).hexdigest()[:12], compressed)
 

@@ -134,7 +134,7 @@ class Stripe:
             payment = await self._client.v1.payment_intents.create_async(params, options)
         except stripe.CardError as error:
             return Charge("failed", error.user_message or "The card was refused.")
-        except stripe.StripeError as error:  # includes requests that Stripe calls invalid: often the operator's mistake
+        except stripe.StripeError as error:  # retried: an invalid request may be the operator's mistake
             raise _logged(error) from error
         return _charge(payment.to_dict())
 
@@ -271,7 +271,7 @@ def _paid(payment: Any) -> Paid:
 
 
 def _refunded(charge: Any, before: Any) -> Returned | None:
-    metadata = _metadata(charge)  # copied from its payment
+    metadata = _metadata(charge)  # Stripe copies it from the payment
     if "account_id" not in metadata or not charge.get("payment_intent"):
         return None
     total = charge["amount_refunded"]

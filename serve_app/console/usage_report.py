@@ -36,7 +36,7 @@ MEASURES: Final = {
 STATUS_LABELS: Final = {"completed": "Completed", "cancelled": "Cancelled by the client", "failed": "Failed"}
 _UNKNOWN: Final = "Unknown"
 _OTHER_MAKERS: Final = "Former members"
-#: Groups and measures that the ledger's daily sums do not have. Single requests are read for them.
+#: Groups and measures that the ledger's daily sums do not have. For these, individual requests are read.
 _OF_REQUESTS: Final = frozenset({"status", "latency", "errors"})
 
 
@@ -203,7 +203,7 @@ async def _naming(
             makers = await books.run(commands.KeyMakers(account_id))
             members, _ = await books.run(people.ListPeople(account_id))
             emails = {person.email for person in members}
-            # Operators can create keys too: an account does not see who they are.
+            # An operator may have created a key. The account does not see who that is.
             known = {key_id: maker if maker in emails else _OTHER_MAKERS for key_id, maker in makers.items()}
             return lambda row: known.get(row.key_id or "", _UNKNOWN), {}
     return lambda row: row.model or "", {}

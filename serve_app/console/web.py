@@ -137,7 +137,7 @@ class Console:
     signup_credit_per_day: int = 0
     private_webhooks: bool = False  # as in ConsoleArgs
     payments: PaymentProvider | None = None
-    credit_alone: int = 100 * NANO_PER_UNIT  # per 24 hours; above it, two operators must agree
+    credit_alone: int = 100 * NANO_PER_UNIT  # an operator's maximum in 24 hours without a second operator
     openid: OpenId | None = None
     find_lines: Callable[..., Found] = lambda *_, **__: Found([])  # `request_log.find_lines` of this machine; blocks
     trace_url: str = ""  # as in ConsoleArgs
@@ -149,7 +149,7 @@ class Console:
     rates: Rates = field(init=False)
     pressure: Pressure = field(init=False)
     notices: Notices = field(init=False)
-    rejected: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)  # of `overview_pages`
+    rejected: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)  # cache of `overview_pages`
     _names: dict[str, tuple[str, float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from serve_app.contracts.commands import Answer, Command, FindUnsettled
 from serve_app.contracts.errors import LedgerUnavailable
 from serve_app.contracts.ports import AccountingPort
 
-SETTLE_TIMEOUT_S: Final = 30.0  # per batch and process; equals accounting's time limit for a commit
+SETTLE_TIMEOUT_S: Final = 30.0  # for a batch in one accounting process, which allows a commit the same time
 
 
 class AccountingShards:
@@ -56,7 +56,7 @@ class AccountingShards:
             self._last = index
             settled: list[Settled | SettlementRejected] = []
             for answer in answers:
-                if isinstance(answer, LedgerUnavailable):  # all shards share one database
+                if isinstance(answer, LedgerUnavailable):  # other shards would fail too: all use one database
                     raise Unavailable(str(answer))
                 settled.append(answer)
             return settled

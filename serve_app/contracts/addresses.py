@@ -13,7 +13,7 @@ from typing import Any, Final
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-FORWARDED: Final = "forwarded"  # replaces an address that the client may have written itself
+FORWARDED: Final = "forwarded"  # used instead of an address that the client may have invented
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
 

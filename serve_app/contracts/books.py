@@ -40,7 +40,7 @@ class StoredResponse:
     """A response that its account can read and continue until it expires."""
 
     response_id: str
-    body: bytes = field(repr=False)  # as the gateway encodes it
+    body: bytes = field(repr=False)  # compressed JSON, see `api/stored_responses.py`
     expires_at: float  # Unix time, seconds
     beat_at: float | None = None  # last heartbeat of the gateway that runs the response; None: the response has ended
 
@@ -92,7 +92,7 @@ class Settled:
     balance: int  # the account's committed balance
     version: int  # account version; higher is newer
     duplicate: bool = False
-    # For a key with a budget: nano-units charged to it in the current period, by the ledger's clock, with this batch.
+    # For a key with a budget: nano-units charged to it in the ledger's current period, including this batch.
     key_spent: int | None = None
     key_period: str | None = None
     uncollected: int = 0  # nano-units of the charge that the balance did not cover
@@ -143,7 +143,7 @@ class KeySnapshot:
     budget_period: BudgetPeriod | None = None
     spent: int = 0  # nano-units charged to the key in `spent_period`; counted only for keys with a budget
     spent_period: str = ""  # the period at the time of reading, "2026-11-21" or "2026-11"
-    spent_version: int = 0  # with a budget: the account's version in the same snapshot, as in Settled.version
+    spent_version: int = 0  # for keys with a budget: the account version as of which `spent` is valid
     expires_at: float | None = None
     tags: tuple[str, ...] | None = None  # labels by which usage is summed; None: no tags
     addresses: tuple[str, ...] | None = None  # networks from which it may be used, as CIDR; None: any
@@ -252,7 +252,7 @@ class AuditRecord:
     at: float
     actor: str
     action: str  # the ledger's operation, such as "credit"
-    subject: str  # id of the changed account or key
+    subject: str  # id or name of the changed object: an account, a key, a person, an identifier, …
     account_id: str
     detail: Mapping[str, Any]  # the command's values, or {"was": …, "is": …} for each changed field; JSON values
     request_id: str | None = None
@@ -296,7 +296,7 @@ class StuckSettlement:
 
     stuck_id: str  # the request's id, escaped and shortened if necessary
     account_id: str
-    settlement: Mapping[str, Any]  # as sent, without the reply
+    settlement: Mapping[str, Any]  # as the gateway sent it, without `reply` and `response`
     refusal: Refusal
     reason: str
     first_at: float  # Unix seconds
@@ -319,7 +319,7 @@ class CheckReport:
     """The numbers of verified rows, and the differences found: at most 100 of each kind per step."""
 
     accounts: int
-    entries: int  # includes rows of earlier checks and of archives, as does `usage_rows`
+    entries: int  # like `usage_rows`, includes rows of earlier checks and of archives
     usage_rows: int
     differences: tuple[Difference, ...]
     next: str | None = None  # `after` for the next steps; None: the check is complete

@@ -47,7 +47,7 @@ def detached(coroutine: Coroutine[Any, Any, Any], *, endless: bool = False) -> a
     `wait_for_background` does not wait for an `endless` task.
     """
     task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
-    (_endless if endless else _running).add(task)  # the loop keeps only a weak reference
+    (_endless if endless else _running).add(task)  # the event loop keeps only a weak reference to a task
     task.add_done_callback(_ended)
     return task
 

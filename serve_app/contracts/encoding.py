@@ -13,7 +13,7 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
-from serve_app.contracts import (  # the modules that have commands
+from serve_app.contracts import (  # loads all modules with commands, which `_commands` then finds
     billing,  # noqa: F401
     errors,
     limiting,

@@ -22,7 +22,7 @@ class OtherCurrency(InvalidValue):
 class AccountNotFound(LedgerError, LookupError):
     """The account does not exist. The only argument is its id."""
 
-    def __str__(self) -> str:  # built here: an error is sent as its class and `args`, the id alone
+    def __str__(self) -> str:  # built here, because only the class and `args` (the id) are sent
         return f"no account {self.args[0]!r}: list the accounts to see the ids that exist"
 
 

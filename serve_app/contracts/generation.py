@@ -136,7 +136,7 @@ class Started(Message, frozen=True):
     fingerprint: str = ""  # identifies the weights and everything else that determines replies; set by the replica
     replica: str = ""  # name of the replica; set by the replica
     said: int = 0  # number of tokens in `GenerateCall.said`
-    said_text: str = ""  # the part of their text that later tokens cannot change; not sent to the gateway
+    said_text: str = ""  # text of these tokens that later tokens cannot change; only the replica uses it
 
 
 class TokenLogprob(Message, frozen=True):
@@ -175,7 +175,7 @@ class Finished(Message, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    marked_tokens: int | None = None  # up to the token that completed `SamplingParams.mark`; None: it did not occur
+    marked_tokens: int | None = None  # tokens until `SamplingParams.mark` was complete; None: it did not occur
     stop: str | None = None  # the stop string that ended the reply; None also with several choices
 
 
@@ -195,7 +195,7 @@ Event = Started | PromptScored | Delta | Finished
 class Ending(StrEnum):
     COMPLETE = "complete"  # the arguments are one complete JSON object
     CUT = "cut"  # the reply ended within the call
-    MALFORMED = "malformed"  # not JSON, which was detected after some arguments were sent; the rest is sent as text
+    MALFORMED = "malformed"  # not JSON, but some arguments were sent before this was known; the rest is sent as text
 
 
 class Reasoning(Message, frozen=True):
@@ -299,7 +299,7 @@ class GenerateCall:
     continue_final: bool = False
     settle_after_s: float = 2.0  # seconds that a replica waits after a disconnect before it settles for a dead gateway
     weight: float = 1.0  # the account's weight in the engine's fair queue
-    # Seconds from the call, not a time, because clocks differ. A request that still waits then ends with DEADLINE.
+    # Seconds from the call, because machines' clocks differ. A request that waits longer than this ends with DEADLINE.
     first_token_within_s: float | None = None
     n: int = 1
     tools: tuple[dict[str, Any], ...] = ()
@@ -312,7 +312,7 @@ class GenerateCall:
     reply_id: str = ""  # with `said`: the id under which the reply began
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the model's chat template
     reasoning_effort: str | None = None  # one of REASONING_EFFORTS
-    raw: RawPrompts | None = None  # instead of messages; `n` counts the choices of all prompts, in their order
+    raw: RawPrompts | None = None  # replaces `messages`; `n` is then the number of choices of all prompts together
 
     __setstate__ = set_state
 
@@ -332,10 +332,10 @@ class GenerateCall:
 
 
 class Rejection(StrEnum):
-    CREDIT = "credit"  # the exact prompt needs a larger hold: adjust it and send the call again
+    CREDIT = "credit"  # the counted prompt costs more than the hold: adjust the hold, and repeat the call
     CONTEXT = "context"
     QUEUE_FULL = "queue_full"
-    INVALID = "invalid"  # the model's template rejects the messages, or its tokens or grammars reject a field
+    INVALID = "invalid"  # the model's template rejects the messages, or a field is not valid for the model
     CLOSED = "closed"  # the engine has stopped; Serve replaces the replica
     ADAPTER = "adapter"  # the backend is an adapter that its replicas do not have or could not load
 
@@ -352,7 +352,7 @@ class Rejected(Message, frozen=True):
 
     reason: Rejection
     prompt_tokens: int = 0  # exact; with CONTEXT, 0 if the prompt is too long to be counted
-    limit: int = 0  # tokens, with CONTEXT
+    limit: int = 0  # with CONTEXT: the maximum number of tokens
     message: str = ""  # with INVALID
     param: str = "messages"  # with INVALID, the invalid field; empty if it is unknown
 
@@ -396,8 +396,8 @@ class TokenizeCall:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
     continue_final: bool = False
-    add_generation_prompt: bool = True  # False: without the beginning of the assistant's turn
-    text: str | None = None  # the name of a special token in it is encoded as that token
+    add_generation_prompt: bool = True  # False: leaves out the beginning of the assistant's message
+    text: str | None = None  # a special token's name in this text is encoded as that token
     add_special_tokens: bool = True  # with `text`: also the special tokens that the tokenizer puts around a text
     token_ids: tuple[int, ...] | None = None
     only_count: bool = False  # leaves out the ids
@@ -418,7 +418,7 @@ class Tokenized:
     count: int
     token_ids: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-    text: str = ""  # of the given token ids
+    text: str = ""  # decoded from the given token ids
 
     __setstate__ = set_state
 

@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
-KEYS_PER_TURN: Final = 32  # about a millisecond of work
+KEYS_PER_TURN: Final = 32  # keys per turn of the event loop: about a millisecond of work
 
 
 class Inbox(Generic[Item]):

@@ -16,7 +16,7 @@ MAX_RETRY_AFTER_S: Final = 60.0  # client libraries do not wait much longer
 HEARTBEAT_S: Final = 0.5  # between a gateway's renewals of its holds
 # Seconds after sending an ask within which the gateway accepts a grant. Later, a new limiter may have taken over.
 GRANT_TRUST_S: Final = 2.0
-# Seconds for which a new limiter admits nothing: the last grants arrive, and two heartbeats announce all earlier holds.
+# Seconds for which a new limiter admits nothing: earlier grants still arrive, and two heartbeats announce all holds.
 RECOVERY_S: Final = GRANT_TRUST_S + 2 * HEARTBEAT_S
 
 
@@ -118,8 +118,8 @@ class Refusal:
 
     request_id: str
     status: int  # 401, 402, 403, 409, 422, 429 or 503
-    # invalid_api_key; address_not_allowed; model_not_found; idempotency_in_progress; insufficient_balance,
-    # budget_exceeded; requests, tokens, concurrency; overloaded
+    # 401 invalid_api_key; 402 insufficient_balance, budget_exceeded; 403 address_not_allowed;
+    # 409 idempotency_in_progress; 422 model_not_found; 429 requests, tokens, concurrency; 503 overloaded
     code: str
     message: str  # states what to change
     retry_after_s: float | None = None  # with 409, 429 and 503, at most 60
@@ -152,7 +152,7 @@ class Release:
     balance: int | None = None
     version: int | None = None
     refused: bool = False
-    keeps_rate: bool = False  # with `refused`
+    keeps_rate: bool = False  # only with `refused`
     # With these, `balance` and `key_spent` are applied even if the hold is gone (expired, or after a restart).
     account_id: str | None = None
     key_id: str | None = None
@@ -262,7 +262,7 @@ class AccountStatus:
     held: int
     open_requests: int
     contract: Contract
-    pressed: tuple[tuple[str, int], ...] = ()  # backends under pressure, and the tokens per minute there
+    pressed: tuple[tuple[str, int], ...] = ()  # (backend under pressure, the account's tokens per minute on it)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ class PressureReport:
     queued_prefill_tokens: int
     waiting: int  # requests
     running: int
-    # Tokens of begun prompts and of output since the replica started; 0: unknown. Its increase is the rate of work.
+    # Tokens of begun prompts and of output since the replica started; 0: unknown. Limiters derive a rate from it.
     tokens_done: int = 0
 
 
@@ -314,7 +314,7 @@ class BackendLoad:
     queue_age_s: float  # lower median of the replicas
     kv_used: float  # mean of the replicas, 0 to 1
     queued_prefill_tokens: int
-    tokens_per_s: float  # work of the last seconds: begun prompts and output
+    tokens_per_s: float  # tokens of begun prompts and of output per second, in the last seconds
     # The larger of two ratios: queueing delay to its target, and work in queued prompts to its target.
     pressure: float
     effective_share: float  # share of the default contract's tokens per minute that may be used now, 0 to 1
@@ -325,7 +325,7 @@ class BusyAccount:
     """An account with open requests."""
 
     account_id: str
-    name: str  # empty while only its holds are known
+    name: str  # empty while the limiter knows only the account's holds
     open_requests: int
     held: int  # nano-units
     tokens: Window  # its tightest token limit

@@ -22,7 +22,7 @@ class Rate:
     """
 
     unit: Unit
-    per: str  # in refusals: "Requests per minute"
+    per: str  # such as "minute" in the message of a refusal, "Requests per minute"
     window_s: float
 
 

@@ -25,7 +25,7 @@ class Metric:
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        return hash(self.name)  # looked up several times in each request
+        return hash(self.name)  # must be fast: each request looks up several metrics
 
     @property
     def exported(self) -> str:

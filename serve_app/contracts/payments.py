@@ -17,7 +17,7 @@ class Paid:
     amount: int
     currency: str
     reference: str
-    attempt_id: str = ""  # recharge attempt; empty: a person paid
+    attempt_id: str = ""  # id of the recharge attempt; empty: a person paid
     created_at: float = 0.0  # when the payment of a recharge attempt was ordered
 
 

@@ -168,7 +168,7 @@ class ClaimAttempt(Command[Claim | None]):
     """
 
     attempt_id: str
-    tries: int  # as read by the caller
+    tries: int  # as the caller has read it; if it differs now, another process was faster
 
 
 @dataclass(frozen=True, slots=True)

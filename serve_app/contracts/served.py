@@ -85,7 +85,7 @@ class ModelSpec:
     context_length: Tokens  # prompt and reply together
     max_output: Tokens  # per choice
     first_token_target_s: Seconds = 5.0
-    output_token_target_s: Seconds = 0.2  # for the mean over a reply
+    output_token_target_s: Seconds = 0.2  # maximum seconds per output token, as the mean over a reply
     recommended_temperatures: Mapping[str, Temperature] = field(default_factory=dict)  # by use
     sampling: SamplingDefaults = SamplingDefaults()
     fallback: str | None = None  # backend that answers while the weighted backends have no capacity

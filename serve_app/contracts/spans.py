@@ -21,7 +21,7 @@ EXPORT_TIMEOUT_S: Final = 5.0
 CLOSE_S: Final = 3.0
 NANO: Final = 1e9
 
-#: Names of attributes: in this project → in the conventions.
+#: Attribute names in this project → names in OpenTelemetry's conventions, or with the prefix `serve_app.`.
 ATTRIBUTES: Final[Mapping[str, str]] = {
     "operation": "gen_ai.operation.name",
     "door": "http.route",

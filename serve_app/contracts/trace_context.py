@@ -10,7 +10,7 @@ _IDS: Final = r"([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
 # Versions after 00 may have more fields.
 _TRACEPARENT: Final = re.compile(rf"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-.*)?")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
-_RANDOM_DIGITS: Final = 14  # last digits of a request id
+_RANDOM_DIGITS: Final = 14  # hexadecimal digits at the end of a request id, all random
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 Result = TypeVar("Result")
 
 _THREADS = 2
-_NICENESS = 10  # a job may take a second, while the engine needs the processor every few milliseconds
+_NICENESS = 10  # low priority: a job may take a second, and the engine needs the processor every few ms
 
 
 class Aside:
@@ -72,5 +72,5 @@ class Aside:
 
 
 def _yield_to_others() -> None:
-    with contextlib.suppress(OSError):  # Linux sets the priority of this thread only
+    with contextlib.suppress(OSError):  # on Linux, this changes only this thread's priority
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -28,7 +28,7 @@ _HIGH_SURROGATES = re.compile("[\ud800-\udbff]")
 _AFTER_STAND_IN = re.compile("(?<=[\udc00-\udfff])")
 _MARKER = re.compile(r"<.*>|\[.*\]", re.DOTALL)
 _LONG = 8  # a text of more than this times `max_context` characters is checked; ordinary text has about 4 a token
-_PIECE = 16_384  # characters
+_PIECE = 16_384  # characters of such a text that are tokenized and counted at a time
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers that produces no text
 _SET_HERE = frozenset(  # template variables that requests can't set
     {
@@ -188,7 +188,7 @@ class ChatRenderer:
         if self._core is None or self._plain_text is None:
             with self._lock:  # a space in each name with a stand-in keeps it from becoming a control token
                 return list(self._tokenizer(" ".join([first, *others]), add_special_tokens=False)["input_ids"])
-        # Thread-safe, unlike the tokenizer's call.
+        # The core needs no lock: it is thread-safe, unlike the tokenizer's call.
         ids = token_ids(self._core, first)
         return ids + [token for piece in others for token in self._plain_text.encode_piece(piece)]
 
@@ -235,7 +235,7 @@ class ChatRenderer:
         for token in token_ids:
             if not 0 <= token <= self._greatest_id:
                 raise ValueError(f"{token} is not a token of the model: ids are from 0 to {self._greatest_id}")
-        if self._core is not None:  # thread-safe
+        if self._core is not None:  # the core is thread-safe
             return str(self._core.decode(list(token_ids), skip_special_tokens=False))
         with self._lock:
             plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}

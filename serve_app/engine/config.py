@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 # On a GPU, each step would have to expand all int8 matrices, which is slower than bfloat16 and saves no memory.
 INT8_REMEDY = "set dtype to bfloat16, or device_map to cpu"
-_STEP_TIMEOUT_S = {True: 300.0, False: 20.0}  # defaults; True: the model runs on a CPU
+_STEP_TIMEOUT_S = {True: 300.0, False: 20.0}  # default of `step_timeout_s`; True: the model runs on a CPU
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 

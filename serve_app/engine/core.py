@@ -39,7 +39,7 @@ class Runner(Protocol):
     """A model with its KV cache; `models.choose_runner` makes one. Belongs to one thread."""
 
     num_blocks: int
-    class_bounds: tuple[int, ...]  # see `rope`
+    class_bounds: tuple[int, ...]  # maximum tokens of a sequence in each length class, see `rope`
 
     @property
     def vocab_size(self) -> int:

@@ -29,7 +29,7 @@ TOO_MANY: Final = "wrong_keys"
 CONFIRMED_S: Final = 10.0  # time during which an accepted key counts as confirmed
 MAX_CONFIRMED: Final = 10_000
 NEVER: Final = (0.0, "")
-MAX_WAITING: Final = 500  # requests whose key is being looked up; reached only while the ledger is unavailable
+MAX_WAITING: Final = 500  # requests that wait for the look-up of their key; reached only without the ledger
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>", or "x-api-key: <your API key>".'
 
@@ -175,7 +175,7 @@ class Authenticator:
         if _leaves_unconfirmed(answer):
             return
         account_id = getattr(answer, "account_id", "") or account_id
-        # A key with allowed addresses is checked on every request, before the body is parsed.
+        # A key with allowed addresses is never confirmed: each request's address is checked before its body is parsed.
         until = time.monotonic() + CONFIRMED_S if answer.from_anywhere else 0.0
         self._confirmed[digest] = until, account_id
         if len(self._confirmed) > MAX_CONFIRMED:

@@ -18,7 +18,7 @@ logger = logging.getLogger("ray.serve")
 # Seconds from a backend's retirement to its deletion. By then, no gateway sends it requests. Its replicas still finish
 # the replies in progress.
 DRAIN_S: Final = 5.0
-RETRY_S: Final = 15.0  # between two attempts; an attempt appears in Serve's status within a few seconds
+RETRY_S: Final = 15.0  # between two attempts on one backend; Serve's status shows an attempt within seconds
 
 
 class Applications:

@@ -27,7 +27,7 @@ from enum import StrEnum
 from typing import Final
 
 WINDOW_S: Final = 10.0
-MIN_BAD: Final = 3  # requests
+MIN_BAD: Final = 3  # minimum number of bad requests for an ejection
 MIN_ACCOUNTS: Final = 2
 ALONE_S: Final = 600.0
 PAUSE_S: Final = 10.0

@@ -66,7 +66,7 @@ class Catalogue:
         *,
         is_known: bool = True,
     ) -> None:
-        self.is_known = is_known  # False: the ledger may have other identifiers and prices
+        self.is_known = is_known  # False: the ledger was not read yet and may have other identifiers and prices
         self.configured = settings.models  # identifiers of the configuration, with its weights
         self.of_ledger = served
         self.availability = Availability() if availability is None else availability
@@ -214,7 +214,7 @@ def call_for(
 
     raw = chat.raw
     sampling = SamplingParams(
-        max_tokens=0 if chat.max_tokens == 0 else max(1, grant.max_tokens // chat.choices),  # for each choice
+        max_tokens=0 if chat.max_tokens == 0 else max(1, grant.max_tokens // chat.choices),  # per choice
         **{name: chosen(name) for name in _UNCHANGED},
         logit_bias=tuple(chat.logit_bias.items()),
         logprobs=chat.top_logprobs if chat.logprobs else None,

@@ -18,7 +18,7 @@ from serve_app.gateway.settlements import Settlements
 
 logger = logging.getLogger("ray.serve")
 
-BEAT_S = 2.0  # between two renewals
+BEAT_S = 2.0  # between two renewals of the rows of running responses
 
 
 class BackgroundRuns:

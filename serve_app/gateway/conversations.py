@@ -18,7 +18,7 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-MIN_BOUND = 8  # a replica with fewer requests is never passed over: small numbers differ by chance
+MIN_BOUND = 8  # a replica with fewer requests is never passed over, because such small numbers differ by chance
 BOUND = 1.25  # limit per replica, as a multiple of the mean number of requests
 
 
@@ -36,7 +36,7 @@ def replicas_for(conversation: bytes, running: Mapping[str, int]) -> list[str]:
     """Returns all replicas in the order in which to ask them. `running` has the load of each, in requests."""
     order = sorted(running, key=lambda replica: blake2b(replica.encode(), key=conversation, digest_size=8).digest())
     most = load_bound(sum(running.values()) + 1, len(running))
-    return sorted(order, key=lambda replica: running[replica] >= most)  # the sort is stable
+    return sorted(order, key=lambda replica: running[replica] >= most)  # only moves full replicas to the end
 
 
 def load_bound(requests: int, replicas: int) -> int:

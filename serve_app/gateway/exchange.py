@@ -252,7 +252,7 @@ class Exchange:
             if self.replayed is not None:  # a retry through another gateway finished first: its reply is stored
                 raise self._replica_lost() from None
             return RunsAgain(self._runs.has_sent)
-        # Nothing of a reply that is not streamed is sent before its end.
+        # A reply that is not streamed is sent only after its end.
         self._runs.has_sent = self._runs.has_sent or (self._chat.stream and event is not None)
         return event
 
@@ -281,7 +281,7 @@ class Exchange:
                 if (kept := self._runs.pop_kept()) is not None:
                     self._first = event
                     return kept
-                if event.reason is FinishReason.ABORT:  # its engine has ended
+                if event.reason is FinishReason.ABORT:  # the engine has stopped
                     raise self._replica_lost()
                 if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
                     self._record.phases.failed = True
@@ -330,7 +330,7 @@ class Exchange:
         )
         services.calls.add(self._record)
         self._generation = Generation(services.backends, self.backend, call, self._record.phases)
-        self._record.leave = None if runs.has_sent else self._generation.leave  # a begun reply needs the same weights
+        self._record.leave = None if runs.has_sent else self._generation.leave  # a begun reply can't change backends
         self._state = State.CALLED
         first = await self._generation.next_event(left_s)
         if first is None:
@@ -376,7 +376,7 @@ class Exchange:
         assert self.grant is not None
         await self._generation.stop()
         first = await self._call_backend(self.grant)
-        if isinstance(first, Rejected) and first.reason is Rejection.CREDIT:  # another template counts differently
+        if isinstance(first, Rejected) and first.reason is Rejection.CREDIT:  # the fallback may count more tokens
             first = await self._call_again(first.prompt_tokens)
         return first
 
@@ -410,9 +410,9 @@ class Exchange:
             services.observer.runs_again(record)
         lost_run = self._runs.begin_next()
         if is_lost:
-            services.calls.add(lost_run)  # its failure counts against the backend
+            services.calls.add(lost_run)  # `Lifecycle` judges it, and its failure counts against the backend
         self.request_id = record.request_id
-        if not self._runs.has_sent:  # a begun reply needs the same weights
+        if not self._runs.has_sent:  # a begun reply stays on its backend, because it needs the same weights
             self.backend = record.backend = services.catalogue.choose_backend(
                 self._chat.model, self._caller.account_id, self._chat.beginning
             )
@@ -449,7 +449,7 @@ class Exchange:
             self._generation.cancel()
         account_id, key_id = (self.grant.account_id, self.grant.key_id) if self.grant else (None, None)
         keeps_rate = rejected is not None and rejected.reason in (Rejection.CONTEXT, Rejection.INVALID)
-        # If a template or a grammar refused the request, the prompt was not counted, so the estimate is charged.
+        # If the replica did not count the prompt, for example because the template failed, the rates keep the estimate.
         tokens = (rejected.prompt_tokens or self._admit.prompt_tokens) if rejected is not None and keeps_rate else 0
         end = Release(
             self.request_id,
@@ -488,7 +488,7 @@ class Exchange:
         # Tokens may have been produced although the state is CALLED: a parser may have held back their text.
         refused = refused and not usage.completion_tokens and not self._has_echo
         if usage.reason is FinishReason.ERROR and not self._runs.has_sent:
-            outcome = Outcome.FAILED  # the client hung up before the error could be sent
+            outcome = Outcome.FAILED  # the engine failed, and the client hung up before it got the error
         if outcome is Outcome.CANCELLED and self._has_echo and not usage.completion_tokens:
             outcome = Outcome.COMPLETED
         settlement = self._settlement(outcome, reply, response)
@@ -496,7 +496,7 @@ class Exchange:
         try:
             await self._services.settlements.settle(settlement, refused=refused)
         except SpoolFull:
-            if outcome is Outcome.COMPLETED:  # its client gets an error and does not pay
+            if outcome is Outcome.COMPLETED:  # the client gets an error instead of the end, and does not pay
                 settlement = replace(settlement, outcome=Outcome.FAILED)
             raise not_recordable() from None
         except BaseException:

@@ -16,7 +16,7 @@ from serve_app.contracts.offers import Offer
 from serve_app.gateway.backends import Catalogue
 
 ICON_S: Final = 86_400
-Page = tuple[bytes, dict[str, str]]  # a page and its headers
+Page = tuple[bytes, dict[str, str]]  # body and headers of a page
 
 
 def front_routes(

@@ -29,7 +29,7 @@ logger = logging.getLogger("ray.serve")
 # for usage. A reply above this limit is not stored, and a retry is a new request.
 MAX_BYTES: Final = 1024 * 1024
 
-# Maximum stored replies that each gateway sends to an account per minute. They are free, and the ledger reads each one.
+# Maximum stored replies that a gateway sends to an account per minute: they are free, but the ledger must read each.
 REPLAYS_PER_MINUTE: Final = 300
 
 MAX_KEY_LENGTH: Final = 255  # a promise to clients, and a limit on what the service stores for a day

@@ -63,7 +63,7 @@ class Lifecycle:
         self._status: Mapping[str, Mapping[str, Any]] | None = None  # None: not known yet
         self._judged: set[str] = set()  # running requests that have a verdict
         self._down: dict[str, set[str]] = {}  # by identifier: backends that do not run while another one does
-        self._exported: dict[tuple[str, str], bool] = {}  # whether exported as ejected
+        self._exported: dict[tuple[str, str], bool] = {}  # (identifier, backend) -> value of BACKEND_EJECTED
         self._ledger_is_unavailable = False
         self._has_read = False
         self._tasks: list[asyncio.Task[None]] = []

@@ -48,7 +48,7 @@ POST_AGAIN_S: Final = 600.0  # open holds are posted again after this time; the 
 MAX_KEYS: Final = 100_000  # keys whose account a gateway remembers: about 20 MB
 KEYS_PER_QUERY: Final = 1000
 LOOK_UP_TIMEOUT_S: Final = 5.0  # per query to the ledger
-LIVE_TIMEOUT_S: Final = 2.0  # a live view shows the answers that have arrived by then
+LIVE_TIMEOUT_S: Final = 2.0  # maximum wait for the shards' answers to Live; later answers are left out
 
 
 class LimiterClient:
@@ -78,7 +78,7 @@ class LimiterClient:
         self._look_ups: Coalescer[str, str | None] = Coalescer(
             self._find_accounts, timeout_s=LOOK_UP_TIMEOUT_S, most=KEYS_PER_QUERY
         )
-        self._routes: dict[str, _Shard] = {}  # by request that is open or being admitted
+        self._routes: dict[str, _Shard] = {}  # shard of each request that is open or being admitted
         self._shards = tuple(_Shard(limiter, self, index, len(limiters)) for index, limiter in enumerate(limiters))
 
     def start(self) -> None:
@@ -239,7 +239,7 @@ class _Shard:
         # only the keys that are being looked up.
         self._look_ups: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._renewing: asyncio.Task[None] | None = None
-        # Requests whose holds are posted in the ledger. None: unknown. A limiter that shuts down also posts holds.
+        # Requests whose holds are posted in the ledger. None: unknown, because limiters that shut down also post holds.
         self._posted: frozenset[str] | None = None
         self._posted_at = 0.0
         self._posted_under = 0  # the epoch when the holds were posted

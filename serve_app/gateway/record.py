@@ -46,7 +46,7 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     charged: int = 0  # nano-units
-    first_token_s: float | None = None  # since the request arrived
+    first_token_s: float | None = None  # time from the request's arrival to the first token
     admit_s: float | None = None  # time to the limiter's answer, which came at `admitted_at` in Unix seconds
     admitted_at: float = 0.0
     settle_s: float | None = None
@@ -54,7 +54,7 @@ class RequestRecord:
     call_span_id: str = ""
     is_traced: bool | None = None  # the decision of `Tracing`; None: not decided yet
     total_s: float = 0.0
-    messages: object = None  # prompt and reply, if the operator logs the account's texts
+    messages: object = None  # like `reply`, filled in only for accounts in `logged_texts`
     reply: list[str] | None = None
     leave: Callable[[], None] | None = None  # ends a call that waits for a backend without replicas; see `Lifecycle`
     open: int = 1

@@ -52,7 +52,7 @@ logger = logging.getLogger("ray.serve")
 Encoder = StreamEncoder | WholeReplyEncoder
 Result = TypeVar("Result")
 
-MAX_JOINED: Final = 32  # events of a reply that are written together
+MAX_JOINED: Final = 32  # events of a reply that are joined into one write
 LINE_FEED: Final = b"\n"  # sent before a slow whole reply: JSON may begin with whitespace (RFC 8259)
 
 # One body at a time: parsing holds the interpreter lock, and the event loop must keep running.
@@ -174,7 +174,7 @@ class ReplyToRequest:
         return self._checked(body, self._door.parse(body, served, settings.max_body_bytes, settings.max_body_items))
 
     def _checked(self, body: bytes, chat: ChatRequest) -> tuple[ChatRequest, Retry | None]:
-        _ = chat.estimated_prompt_tokens  # also computes messages and tools, which are cached
+        _ = chat.estimated_prompt_tokens  # computed and cached as part of the parsing, like messages and tools
         # Streams ignore the idempotency key. An error would make streams unusable for clients that are configured to
         # send one: OpenAI's SDKs, and others from the same generator, then send one with every POST.
         key = None if chat.stream else self._request.headers.get("idempotency-key")

@@ -89,7 +89,7 @@ class Runs:
         if self.has_sent:
             if sent is None or not sent.is_complete:
                 return None
-            self.first_token_by = time.monotonic() + queue_timeout_s  # the first token came: the timeout starts again
+            self.first_token_by = time.monotonic() + queue_timeout_s  # the timeout starts again after the first token
         elif sent is not None:
             sent.clear()
         return PAUSES_S[number] if number < len(PAUSES_S) and PAUSES_S[number] < self.left_s else None

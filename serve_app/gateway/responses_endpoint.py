@@ -281,7 +281,7 @@ class Run:
     async def check_size(self) -> None:
         """Raises ApiError (422) if the response could not be stored at its end."""
         try:
-            await self._stored(self._reply.partial(self.head, "queued"), room=0.5)  # the rest is for the reply
+            await self._stored(self._reply.partial(self.head, "queued"), room=0.5)  # the reply may need the other half
         except TooLarge:
             raise invalid("background", "is not possible: the conversation is too large to be stored") from None
 
@@ -309,7 +309,8 @@ class Run:
                 try:
                     return await self._generate(exchange)
                 except asyncio.CancelledError:
-                    if self.is_refused or self._services.background.is_stopping:  # nothing is billed
+                    # Within `exchange`, an ApiError (503) bills nothing. The cancellation would bill the output so far.
+                    if self.is_refused or self._services.background.is_stopping:
                         message = "the service has stopped: send the request again"
                         raise errors.overloaded(message, retry_after_s=5) from None
                     raise
@@ -324,14 +325,14 @@ class Run:
             if self.is_refused or not self._is_due:
                 return error
             await self._is_stored.wait()
-            self._reply = WholeResponse(self._chat, stored=True)  # what is not billed is not shown
+            self._reply = WholeResponse(self._chat, stored=True)  # a failed response is not billed, so it has no text
             await self._end("failed", self._chat.named(error))
         return b""
 
     async def _generate(self, exchange: Exchange) -> bytes:
         await exchange.begin()
         if exchange.replayed is not None:
-            if self._is_due:  # the client has another id
+            if self._is_due:  # the client already has a new id, not the stored reply's
                 message = "the request was answered before: send it again with the same idempotency-key"
                 raise errors.overloaded(message, retry_after_s=1)
             return exchange.replayed
@@ -348,7 +349,7 @@ class Run:
         try:
             await asyncio.shield(completed)
         except asyncio.CancelledError:
-            await completed  # too late to cancel it: it is billed as complete
+            await completed  # too late to cancel: the response is billed as complete
         return b""
 
     async def _end(self, status: str, error: ApiError | None = None) -> None:

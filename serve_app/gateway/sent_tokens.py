@@ -15,8 +15,8 @@ class SentTokens:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.is_complete = True  # `tokens` has them all; replicas of an earlier release do not report tokens
-        self.kept: list[Delta | ReplyParts] = []  # events that wait for the end
+        self.is_complete = True  # whether `tokens` has all output tokens; replicas of an earlier release report none
+        self.kept: list[Delta | ReplyParts] = []  # events that are sent only at the end of the reply
 
     def take(self, event: Delta | ReplyParts | ChoiceEnded) -> bool:
         """Returns whether to send the event now."""

@@ -29,7 +29,7 @@ class Services:
     backends: BackendPort
     observer: Observer
     tracing: Tracing | None = None
-    orphan_delay_s: float = 2.0  # a replica settles an interrupted stream if this gateway has not done so by then
+    orphan_delay_s: float = 2.0  # seconds after which a replica settles an interrupted stream in this gateway's place
     clock: Callable[[], float] = time.monotonic  # seconds, to time requests
     background: BackgroundRuns = field(init=False)
     starts: Starts = field(default_factory=Starts)

@@ -52,11 +52,11 @@ logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.1  # between two calls to the ledger for one settlement
 REPLAY_S = 0.5  # between two replays while the ledger is unavailable
-ADOPT_S = 1.0  # maximum time until a dead gateway's spool is found: less than the leases of its holds
+ADOPT_S = 1.0  # maximum time until a dead gateway's spool is found, before its holds expire
 REPLAY_BATCH = 256  # settlements per batch of a replay; live and replayed settlements take turns
-FIND_TIMEOUT_S = 10.0  # to find a stored reply: the request waits, and nothing has been computed yet
+FIND_TIMEOUT_S = 10.0  # maximum wait for the ledger's answer to a command, such as FindReply
 DISK_TIMEOUT_S = 60.0  # after this time without a flush the disk counts as broken
-FULL = 0.9  # share of the spool's limit; the rest is for requests that already run
+FULL = 0.9  # above this share of its limit the spool counts as full; the rest is for running requests
 MAX_RETRYING_ACCOUNTS = 10_000  # accounts whose look-ups of stored replies are counted; about 2 MB
 
 Send = Callable[[list[Settlement]], Awaitable[Sequence[Settled | SettlementRejected]]]
@@ -93,7 +93,7 @@ class Settlements:
         self._keeping: Coalescer[Settlement, bool] = Coalescer(self._append_batch, timeout_s=DISK_TIMEOUT_S)
         self._to_replay = asyncio.Event()
         self._replaying: asyncio.Task[None] | None = None
-        self._sending: asyncio.Task[Any] | None = None  # the spool's last call to another process
+        self._sending: asyncio.Task[Any] | None = None  # task that sends a batch of the spool to accounting
         self._is_leaving = False
 
     @property
@@ -180,7 +180,7 @@ class Settlements:
         """
         if self._replaying is None or self._is_leaving or self.is_full:
             return False
-        self._adopt(batch)  # first: a replay may release them at once
+        self._adopt(batch)  # before the append, after which a replay may settle them and release their holds
         if not all(await self._append_batch(batch)):
             self._limiter.disown([settlement.request_id for settlement in batch])
             return False
@@ -297,7 +297,7 @@ class Settlements:
             except SpoolFull as error:
                 logger.error("%s", error)
                 kept = 0
-            return kept, self.spool.size  # read in this thread, because it may wait for the disk
+            return kept, self.spool.size  # read in this thread, because `size` may wait for the disk
 
         kept, self._spooled = await asyncio.to_thread(append)
         return [number < kept for number in range(len(batch))]
@@ -360,7 +360,7 @@ class Settlements:
     async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
         if self._is_leaving:
             raise Unavailable("this gateway is stopping")
-        # A separate call: a batch from the spool must not delay settlements that clients wait for.
+        # Bypasses `_calls`: a batch from the spool must not delay settlements that clients wait for.
         answers = await self._accounting.settle(batch)
         self._ledger_is_unavailable = False
         for settlement, answer in zip(batch, answers, strict=True):

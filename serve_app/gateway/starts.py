@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-PER_TURN: Final = 4  # requests that start in one turn of the event loop
+PER_TURN: Final = 4  # maximum number of requests that start in one turn of the event loop
 
 
 class Starts:
@@ -18,11 +18,11 @@ class Starts:
     """
 
     def __init__(self) -> None:
-        self._started = 0  # in this turn
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by account, the next one first
+        self._started = 0  # requests started in this turn
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by account; the next account comes first
 
     async def wait(self, account: str) -> None:
-        """Returns when a request of this account may start: at once unless others have started in this turn."""
+        """Returns when a request of this account may start: at once if none waits and this turn has a free place."""
         loop = asyncio.get_running_loop()
         if self._started < PER_TURN and not self._waiting:
             if not self._started:

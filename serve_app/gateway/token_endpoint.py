@@ -36,7 +36,7 @@ logger = logging.getLogger("ray.serve")
 
 PER_QUERY: Final = 10  # the rate limit of a key, as a multiple of `queries_per_minute`
 BYTES_OF_A_REQUEST: Final = 16 * 1024  # each time a body contains this many bytes, it counts as one more request
-MAX_AT_ONCE: Final = 4  # requests of one account
+MAX_AT_ONCE: Final = 4  # running requests of one account
 ANSWER_S: Final = 60.0  # maximum time to wait for the replica
 
 
@@ -45,7 +45,7 @@ class TokenLimits:
 
     def __init__(self) -> None:
         self.rates = QueryRates(of="requests that count or convert tokens")
-        self._running: Counter[str] = Counter()  # requests by account
+        self._running: Counter[str] = Counter()  # number of running requests by account
 
     @contextlib.contextmanager
     def place(self, account_id: str) -> Iterator[None]:

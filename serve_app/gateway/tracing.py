@@ -18,7 +18,7 @@ from serve_app.contracts.spans import SpanData, SpanExport
 from serve_app.contracts.trace_context import TraceCall
 from serve_app.gateway.record import RequestRecord
 
-CHOSEN_BY_CLIENTS: Final = 20  # traces per second, in each gateway
+CHOSEN_BY_CLIENTS: Final = 20  # maximum traces per second that clients' headers may choose, in each gateway
 
 
 class Tracing:
@@ -35,7 +35,7 @@ class Tracing:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._second, self._chosen = 0.0, 0  # start of a second, and the number of traces that clients chose in it
+        self._second, self._chosen = 0.0, 0  # start of the current second, and the traces that clients chose in it
         self._export = export
         self._share = share
         self._slow_s = slow_s
@@ -60,7 +60,7 @@ class Tracing:
         return record.is_traced
 
     def _may_be_chosen_by_clients(self) -> bool:
-        """Limits how many traces per second clients choose, because SDKs sample everything by default.
+        """Returns whether a client may choose one more trace in this second. SDKs choose every trace by default.
 
         The limit leaves room in the queue for errors and slow requests.
         """

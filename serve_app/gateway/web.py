@@ -33,9 +33,9 @@ BODY_TIMEOUT_S: Final = 30.0
 GRACE_S: Final = 5.0
 MIN_RATE: Final = 2048  # bytes per second of a body
 LISTEN_S: Final = 0.1  # time to read the part of a late body that arrived while this process was busy
-SMALL_BODY: Final = 64 * 1024  # bytes
-MAX_BODIES_PER_KEY: Final = 256  # incomplete ones
-MAX_BODIES: Final = 1600  # incomplete ones, of all keys: Serve accepts 2,000 requests, health probes included
+SMALL_BODY: Final = 64 * 1024  # bytes of each body that `Bodies` does not count
+MAX_BODIES_PER_KEY: Final = 256  # incomplete bodies of a slow sender; others may have four times as many
+MAX_BODIES: Final = 1600  # incomplete bodies of all senders: Serve accepts 2,000 requests, health probes included
 MOMENT_S: Final = 1.0  # a sender whose oldest body is incomplete for longer than this is slow
 LATE_S: Final = 1.0  # time to identify the key after an error in the body: a wrong key is reported first
 STALLED_S: Final = 120.0  # a client that reads nothing for this time counts as disconnected
@@ -117,7 +117,7 @@ class RequestContext:
         self._tag_responses = tag_responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Plain ASGI: a wrapper that buffers would hold streams back.
+        # This is plain ASGI, because a middleware that buffers would delay streams.
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -141,7 +141,7 @@ class RequestContext:
 
         try:
             if scope["type"] == "websocket":
-                await receive()  # the request to connect
+                await receive()  # takes the client's request to connect
                 refusal = error_response(errors.not_found("there are no web sockets here: use HTTP"))
                 await refusal(scope, receive, send_tagged)
                 return
@@ -170,7 +170,7 @@ class Bodies:
     """
 
     def __init__(self) -> None:
-        self.size = 0  # bytes, of all
+        self.size = 0  # bytes of all bodies, without the first SMALL_BODY of each
         self.count = 0
         self._shares: dict[str, list[Share]] = {}
 
@@ -261,7 +261,7 @@ class BodyReader:
             ClientGone: the client hung up before the end of the body.
         """
         self._check_head()
-        if len(self._body) > self._most:  # it was refused before
+        if len(self._body) > self._most:  # an earlier call refused it
             raise errors.body_too_large(self._most)
         loop = asyncio.get_running_loop()
         late_since = self._began + self._allowed_s()
@@ -274,7 +274,7 @@ class BodyReader:
                         limit.reschedule(late_since)
         except TimeoutError:
             try:
-                # This process may have been busy and read nothing, so the client gets that time again.
+                # If this process was too busy to read in time, the client gets the time of that delay in addition.
                 async with asyncio.timeout(LISTEN_S + loop.time() - late_since):
                     while self._has_more:
                         await self._receive(share)
@@ -358,7 +358,7 @@ class Sender:
         self._since, self._sending = self._loop.time(), asyncio.current_task(self._loop)
         try:
             await self._send(message)
-        except OSError:  # what servers raise for a closed connection
+        except OSError:  # the server raises it when the connection is closed
             raise ClientGone from None
         except asyncio.CancelledError:
             if self._is_stalled and self._sending is not None and not self._sending.uncancel():

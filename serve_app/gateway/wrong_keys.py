@@ -19,8 +19,8 @@ FREE: Final = 20  # wrong keys per address and minute that are answered with 401
 BEAT_S: Final = 0.02  # maximum delay of a look-up for an address that has sent too many wrong keys
 WRONG_FOR_S: Final = 60.0  # time during which a key that the ledger does not know is not looked up again
 MAX_ADDRESSES: Final = 10_000
-MAX_KEYS: Final = 20_000  # per kind, about 4 MB
-_ROUNDING: Final = 1e-6  # in keys
+MAX_KEYS: Final = 20_000  # right keys, and as many wrong ones; about 4 MB each
+_ROUNDING: Final = 1e-6  # tolerance for float rounding, in keys
 
 
 class Verdict(Enum):
@@ -28,7 +28,7 @@ class Verdict(Enum):
 
     LOOK_UP = auto()  # look the key up, and report the result with `looked_up`
     LOOK_UP_AT_BEAT = auto()  # look the key up at the next beat, and report the result with `looked_up`
-    WRONG = auto()  # it was looked up recently
+    WRONG = auto()  # a recent look-up did not find the key: do not look it up again
 
 
 class WrongKeys:

@@ -36,7 +36,7 @@ from serve_app.settings import ModelArgs, SettingsError, home_dir, parse, read_c
 READY_S, SLOW_S = 180.0, 1800.0  # maximum wait for readiness; SLOW_S with vLLM or any model but the bundled one
 PROGRESS_S = 30.0  # between two lines of progress
 STOP_S = 13.0
-KEPT_LOGS = 5  # runs
+KEPT_LOGS = 5  # number of runs whose logs are kept
 ONLY_WITH_MODEL = ("engine", "gpus", "context", "quantization", "dry_run")
 
 
@@ -159,7 +159,7 @@ class Launch:
     def _configure(self, base: dict[str, Any]) -> tuple[dict[str, Any], one_model.Choice, one_model.Facts]:
         """Chooses the backend for `--model` on this machine. Raises LaunchError if it does not fit."""
         options = self.options
-        # GPUS=0 also works with a broken driver.
+        # With GPUS=0, nothing asks the GPU driver, so a broken driver does no harm.
         found = find_gpus(os.environ) if options.gpus != 0 else Found(())
         try:
             if options.model == "bundled":
@@ -216,7 +216,7 @@ class Launch:
             try:
                 self._prepare_model(parse(ModelArgs, args, f"{application.get('name')}.args"))
             except SettingsError:
-                pass  # the driver checks the whole file and names every problem
+                pass  # the process `deployments.run` checks the whole file and names every problem
             except ModelError as error:
                 raise LaunchError(str(error)) from None
 

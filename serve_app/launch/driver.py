@@ -54,7 +54,7 @@ def driver_environment(
     defaults = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        # The flag above delays log lines until there are 1,000, and a replica that ends loses them.
+        # The flag above makes replicas write log lines only when they have 1,000, so a replica that ends loses lines.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HAPROXY_HARD_STOP_S),
         "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections()),
@@ -101,7 +101,7 @@ def driver_environment(
     if certificate is not None:
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
             raise LaunchError("TLS=1 needs HAProxy: leave RAY_SERVE_ENABLE_HA_PROXY unset")
-        # The state folder's path may have characters that HAProxy interprets; this path has none.
+        # The state folder's path may have characters that HAProxy interprets. The path of this link has none.
         served = haproxy / "served.pem"
         served.symlink_to(certificate)
     if write_haproxy_wrapper(haproxy / "haproxy", host, lanes, served):

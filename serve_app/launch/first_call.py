@@ -71,7 +71,7 @@ def _first_account(client: httpx.Client, home: Path) -> str:
     account = client.post(
         "/admin/accounts",
         json={"name": "first account", "credit": FIRST_CREDIT, "kind": "grant"},
-        # A repeated request, also in a later start, returns the same account.
+        # With this key, a repeated request returns the same account, even after a restart.
         headers={"idempotency-key": f"first-account-{secret_files.secret_file(home, 'first-account-token')}"},
     )
     account.raise_for_status()

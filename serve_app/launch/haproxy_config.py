@@ -169,8 +169,8 @@ def amended(text: str, host: str, socket: Path, paths: str, lanes: str = "", cer
     bind, line, others = rest.partition("\n")
     if certificate:
         bind += f" ssl crt {certificate} alpn http/1.1"
-        rules += "    http-request set-header x-forwarded-proto https\n"  # the console then marks its cookies as secure
-    before, first, backends = others.partition("    use_backend ")  # HAProxy warns of rules after it
+        rules += "    http-request set-header x-forwarded-proto https\n"  # so the console marks its cookies as secure
+    before, first, backends = others.partition("    use_backend ")  # HAProxy warns of rules that follow a `use_backend`
     tables, route = _tables(numbers, f"unix@{socket}"), _route(numbers) if first else ""
     return "".join([exporter, tables, frontend, bind, line, rules, before, route, first, backends])
 

@@ -50,7 +50,7 @@ def _prepared(home: Path, now: datetime) -> LaptopTls:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority, key, served = authority_file(home), folder / "ca-key.pem", folder / "server.pem"
     if needs_renewal(authority, now) or not key.exists():
-        served.unlink(missing_ok=True)  # the previous authority signed it
+        served.unlink(missing_ok=True)  # it is invalid now, because the previous authority signed it
         made = make_authority("serve-app on this machine", now)
         write_private(key, made.key_pem)
         write_private(authority, made.certificate_pem)

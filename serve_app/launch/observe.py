@@ -114,7 +114,7 @@ def _push_boards(options: argparse.Namespace, url: str) -> None:
     command = [sys.executable, "-m", "serve_app.cli", "dashboards", "push"]
     command += ["--grafana", options.grafana, "--prometheus", url]
     command += ["--token-file", str(options.token_file)] if options.token_file else []
-    # Its output is for people; standard output carries only the result.
+    # The command prints for people, so its output goes to standard error. Standard output carries only the result.
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
         raise LaunchError("the dashboards were not pushed: see the lines above")
 

@@ -31,10 +31,10 @@ MODEL = "deployments.apps:model"
 MAX_CONTEXT = 32768  # tokens; the maximum if the operator does not set a context
 MAX_OUTPUT = 4096
 MAX_RUNNING, MIN_RUNNING = 256, 8  # sequences on a GPU
-REQUIRED_SEQUENCES = 32  # a model fits if this many sequences fit with it
-TYPICAL_TOKENS = 2048  # in the KV cache, per running sequence: most are far shorter than the context
+REQUIRED_SEQUENCES = 32  # a model fits if memory also has room for this many sequences
+TYPICAL_TOKENS = 2048  # of KV cache per running sequence: most are far shorter than the context
 CPU_RUNNING = 16
-MAX_CPU_KV = 4 * GIB  # allocated as needed
+MAX_CPU_KV = 4 * GIB  # maximum KV cache on a CPU, which the engine allocates as needed
 OTHER_PROCESSES = GIB  # memory of Ray's and the service's other processes
 MIN_CONTEXT = 2048  # tokens; a shorter context is of little use
 MIN_DRIVER = 580  # for CUDA 13, with which torch and vLLM are built
@@ -426,7 +426,7 @@ def configuration(base: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
                 identifier["context_length"] = choice.context
                 identifier["max_output"] = choice.args["max_output"]
             if choice.on_gpu:
-                settings.pop("pressure", None)  # targets for a laptop's CPU
+                settings.pop("pressure", None)  # these targets are for a laptop's CPU
     given = next((one for model in models for one in model.get("deployments") or []), {"name": "Model"})
     deployment: dict[str, Any] = copy.deepcopy(given)
     deployment["max_ongoing_requests"] = choice.max_ongoing

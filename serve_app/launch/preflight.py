@@ -17,8 +17,8 @@ from serve_app.contracts.units import GIB
 from serve_app.model import bundled
 from serve_app.storage.private_files import OTHERS
 
-MIN_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
-MIN_DISK = 2 * GIB  # the converted model, the database, logs
+MIN_MEMORY = int(2.5 * GIB)  # bytes for Ray's processes and one replica with its weights and a small KV cache
+MIN_DISK = 2 * GIB  # bytes for the converted model, the database and logs
 OWN_PORTS = range(20000, 32768)  # above Ray's workers, below what Linux and macOS give to outgoing connections
 
 #: A random order for each process: two processes rarely choose the same port, and one process uses no port twice.

@@ -39,7 +39,7 @@ OURS = ("ray", "accelerate", "llguidance", "gguf")
 #: vLLM compiles kernels when it starts, with the compiler of NVIDIA's wheels. torch requires one release of
 #: `cuda-toolkit`. This line names no release, so pip installs the same one: other compilers reject torch's headers.
 TOOLKIT = "cuda-toolkit[nvcc,cccl]"
-TOOLKIT_FOLDER = Path("nvidia", "cu13")  # below site-packages
+TOOLKIT_FOLDER = Path("nvidia", "cu13")  # path below site-packages
 #: Python runs this file at each start, in every process that the environment's interpreter runs.
 SITE = "sitecustomize.py"
 SITE_TEXT = f'''"""Written by serve_app.launch.vllm_environment: kernels are compiled with this environment's tools."""

@@ -160,7 +160,7 @@ class Account:
             return 0
         rest = claimed = 0
         for expires_at, left in expiring:
-            last = expires_at - CLOCK_SKEW_S  # a gateway's clock decides whether a request began before the expiry
+            last = expires_at - CLOCK_SKEW_S  # a gateway's clock, which may lag, decides what began before the expiry
             if last > at:
                 break
             before = sum(hold.amount for hold in self.holds.values() if hold.opened_at < last)
@@ -273,7 +273,7 @@ class Key:
         self.own_tokens = _buckets("tokens", own, known, of_key=True)
         self.tokens = self.account.tokens + self.own_tokens
         self.requests = self.account.requests + _buckets("requests", own, self.requests, of_key=True)
-        # Charges requests that were open before the limit was known, mainly those from before a restart.
+        # Charges requests that began before the limit was known, mainly those from before a restart of the limiter.
         for bucket in self.own_tokens:
             if bucket not in known:
                 for hold in self.account.holds.values():
@@ -317,8 +317,8 @@ class Key:
         if self.spent_period <= period.name or self._ending[1] == period.name:
             return 0.0
         left_s = period.ends - (at - CLOCK_SKEW_S)
-        # If the ledger's clock is ahead by more than the skew, the figure that it reports is used alone: with `left_s`,
-        # spending could be unknown for hours.
+        # A longer time means that the ledger's clock is ahead by more than the skew. The figure that the ledger reports
+        # is then used alone, because spending would otherwise be unknown for hours.
         return left_s if left_s <= 2 * CLOCK_SKEW_S else 0.0
 
     def freed(self, amount: int, at: float) -> None:
@@ -347,7 +347,7 @@ class Registry:
         self.default = default
         self.accounts: dict[str, Account] = {}
         self.keys: dict[str, Key] = {}
-        self._idle: dict[Key | Account, float] = {}  # idle since
+        self._idle: dict[Key | Account, float] = {}  # since when each has been idle
 
     def set_default(self, contract: Contract) -> None:
         """Changes the default limits, which apply where an account has none."""

@@ -84,7 +84,7 @@ class Admission:
         self._gateways = Gateways(clock, lease_s)
         self._recovery_s = recovery_s
         self.epoch = 0  # epoch of the lease that this limiter holds, if it needs one
-        self.admits_until = inf  # on `clock`
+        self.admits_until = inf  # time on `clock` at which this limiter stops admitting
         self._posted: set[str] = set()  # requests of holds that are known from the ledger
         self.recover()
 
@@ -281,7 +281,7 @@ class Admission:
         lost = [hold for hold in expired if hold.holder != POSTED]
         for hold in expired:
             if hold.holder == POSTED:
-                self._open_holds.lease(hold, now)  # stays until it is no longer posted in the ledger
+                self._open_holds.lease(hold, now)  # the hold stays until it is no longer posted in the ledger
         for hold in lost:
             self._close(hold, now)
         return [hold.request_id for hold in lost]

@@ -49,8 +49,8 @@ def check_limits(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Of
     budget = output_budget(free, ask.prompt_tokens, ask.max_tokens, ask.prompt_price, ask.output_price)
     tentative = budget < 1
     if tentative:
-        # An estimate is no reason to refuse a request. A request that seems too expensive holds all credit until its
-        # prompt is counted.
+        # The prompt is only estimated here, which is no reason to refuse a request. A request that seems too expensive
+        # holds all credit until its prompt is counted.
         budget = ask.max_tokens
     hold = free if tentative else ask.prompt_tokens * ask.prompt_price + budget * ask.output_price
 
@@ -109,7 +109,7 @@ def _expected_output(key: Key) -> float:
     mean = key.mean_output if key.own_tokens else key.account.mean_output
     if mean is not None:
         return mean
-    # A low guess, so that one request never fills a small limit.
+    # The guess is low, so one request never fills a small limit.
     return min((_expected_output_of(key.account), *(bucket.limit / 2 for bucket in key.own_tokens)))
 
 

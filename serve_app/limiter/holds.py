@@ -54,7 +54,7 @@ class Hold:
     opened_at: float  # Unix time
     admitted_at: float = -inf  # on the limiter's clock; -inf: before this limiter started
     tokens_charged: int = 0
-    requests: Sequence[Charge] = ()  # charges to the key's buckets; empty: charged before this limiter started
+    requests: Sequence[Charge] = ()  # charges to request buckets; empty if admitted before this limiter started
     tokens: list[Charge] = field(init=False)
     share: ShareCharge | None = None  # None: the backend was not under pressure
     expires_at: float = 0.0  # end of the lease, on the limiter's clock

@@ -43,11 +43,11 @@ from serve_app.limiter.tenure import Tenure
 logger = logging.getLogger("ray.serve")
 
 POLL_S = 0.25  # between two reads of the ledger's changes: the maximum delay of a revocation or a top-up
-CALL_TIMEOUT_S = 5.0  # per call to the ledger
-FEED_TIMEOUT_S = 2.5  # per read of the feed: a lost answer must not make keys stale
+CALL_TIMEOUT_S = 5.0  # timeout per call to the ledger
+FEED_TIMEOUT_S = 2.5  # timeout per read of the feed: short, because a lost answer must not make keys stale
 LOOKUP_WAIT_S = 0.5  # maximum time by which the look-up of an unknown key delays a list of messages
 EXPIRE_S = 1.0  # between two checks for expired leases
-STALLED_S = 3.0  # if two of these checks are this far apart, the process was paused and renewals wait unread
+STALLED_S = 3.0  # a longer time between two such checks means that the process was paused and renewals wait unread
 STUCK_S = 30.0  # maximum time for one iteration of a background task; normally a few seconds at most
 LEASE_RETRY_S = 0.5
 MAX_WAIT_S = 10.0  # maximum time between two renewals
@@ -94,7 +94,7 @@ class LimiterService:
         self._version: int | None = None
         self._rng = Random()
         self._tidied_at = self._followed_at = self._held_at = clock()
-        self._expires_nothing_until = 0.0  # on `clock`; see UNREAD_S
+        self._expires_nothing_until = 0.0  # time on `clock` until which no hold expires; see UNREAD_S
         self._lookups: dict[str, asyncio.Future[bool]] = {}
         # One query at a time, for all unknown keys. So invalid keys cannot overload the ledger with queries, and a
         # valid key waits for two queries at most.
@@ -169,7 +169,7 @@ class LimiterService:
         return {
             digest: lookup.result()
             for digest, lookup in lookups.items()
-            if lookup.done() and lookup.exception() is None  # else the ledger is unavailable
+            if lookup.done() and lookup.exception() is None  # otherwise the ledger has not answered
         }
 
     def _end_lookup(self, digest: str, _: asyncio.Future[bool]) -> None:

@@ -58,7 +58,7 @@ def backend_loads(shares: Shares, now: float) -> tuple[BackendLoad, ...]:
 
 def busiest(holds: Iterable[Hold], shares: Shares, top: int, now: float) -> tuple[BusyAccount, ...]:
     """Returns the accounts with the most open requests. If equal, the larger held amount comes first."""
-    # Starts from the holds: a limiter knows many idle accounts.
+    # Goes through the holds instead of all accounts, because most accounts are idle.
     backends: dict[Account, set[str]] = {}
     for hold in holds:
         backends.setdefault(hold.key.account, set()).add(hold.terms.backend)

@@ -165,7 +165,7 @@ def lost(request_id: str, rng: Random) -> Refusal:
 def unconfirmed(request_id: str, rng: Random) -> Refusal:
     """503: it is unknown whether the key was revoked or the account suspended recently."""
     message = "The service cannot check API keys right now, because its ledger does not answer. Send the request again."
-    # SDKs retry twice: together these waits outlast a short outage.
+    # SDKs retry twice after this time, which together outlasts a short outage.
     return Refusal(request_id, 503, "overloaded", message, retry_after(5.0, rng))
 
 

@@ -193,7 +193,7 @@ class _Meter:
     """Tokens by which an account is ahead of its rate."""
 
     used: float = 0.0
-    at: float = 0.0  # time of `used`
+    at: float = 0.0  # time at which `used` was updated
     granted: float = 0.0  # the controller's `granted` at that time
 
 

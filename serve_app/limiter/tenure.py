@@ -141,7 +141,7 @@ class Tenure:
         admission = self._service.admission
         gone = admission.take_posted([one for one in posted if shard_of(one.account_id, self._shards) == self.shard])
         if gone or not self._is_ready:
-            # Holds that are gone were settled before this read, so it includes the balances that the settlements left.
+            # The requests of holds that are gone were settled before this read, so the read includes their balances.
             while await self._service.follow():
                 pass
             admission.drop_posted(gone)

@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, required=True, help="state folder; the model goes into its folder models/")
     options = parser.parse_args(arguments)
     try:
-        options.home.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)  # may become the state folder
+        options.home.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)  # private: may become the state folder
         print(prepare_bundled_model(options.home, lambda line: print(line, file=sys.stderr)))
     except ModelError as error:
         print(error, file=sys.stderr)

@@ -12,7 +12,7 @@ from serve_app.contracts.generation import Event, Finished, Started
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 
-RETRY_S = 0.05  # interval at which a choice is retried while the queue is full; only the first one is rejected
+RETRY_S = 0.05  # seconds until a choice that found the queue full tries again; only choice 0 is rejected
 
 Generate = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 Numbered = tuple[int, Event]
@@ -38,7 +38,7 @@ async def generate_choices(
 
     start(0)
     unfinished = len(prompts) * n
-    lone = set(range(len(prompts)))  # prompts whose other choices have not started
+    lone = set(range(len(prompts)))  # prompts of which at most the first choice has started
     try:
         while unfinished:
             item = await events.get()

@@ -193,8 +193,8 @@ class Dialect:
         begins = bool(self._format.begins)
         return parser(
             [tool["function"]["name"] for tool in tools],
-            f"{call.reply_id or call.request_id}-{choice}",  # the same call ids if the request is repeated
-            # Text or JSON that the grammar allows must not be parsed as an unchecked call.
+            f"{call.reply_id or call.request_id}-{choice}",  # seed: a rerun of the request has the same call ids
+            # `checked`: text or JSON that the grammar allows must not be parsed as an unchecked call.
             constrained and (not begins or other),
             self._markers,
             prompt.left_open,

@@ -15,7 +15,7 @@ class Fetched:
     """A complete, undamaged model in the local cache."""
 
     model: str
-    revision: str  # the commit
+    revision: str  # commit on the hub
     folder: Path
     num_bytes: int
     fingerprint: str  # for the requested dtype, on the native engine

@@ -35,12 +35,12 @@ from serve_app.storage.spool import Spool
 
 logger = logging.getLogger("ray.serve")
 
-TRIES = 360  # six minutes: accounting or its database may be restarting
+TRIES = 360  # one per second for six minutes, because accounting or its database may be restarting
 RETRY_S = 1.0
-TICK_S = 0.5  # between two flushes
+TICK_S = 0.5  # seconds between two flushes
 LATE_S = 0.5  # if an answer takes longer, the ledger counts as unavailable until the answer arrives
 ASK_TIMEOUT_S = 10.0
-DRAIN_S = 5.0  # after this, the remaining settlements stay in the spool
+DRAIN_S = 5.0  # maximum seconds to settle at shutdown; the rest stays in the spool
 MAX_WAIT_S = 900.0  # maximum wait for the gateways' spools after an outage
 MAX_SEEN = 10_000  # maximum number of replies whose timings are kept for the log
 
@@ -89,7 +89,7 @@ class Orphans:
         self.spool = spool
         self._unsettled = unsettled
         self._clock = clock
-        self._seen: dict[str, Seen] = {}  # by request id, of pending settlements
+        self._seen: dict[str, Seen] = {}  # of pending settlements, by request id, for the log
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
         self._delay_s = delay_s
@@ -117,7 +117,7 @@ class Orphans:
         settlement = _settlement(call, produced, started_at, self._clock())
         if self.spool is not None and self._keep(self.spool, settlement, call.settle_after_s):
             return
-        # In a separate context: this call is being cancelled, which also cancels the calls made in its context.
+        # The task has a separate context: this call is being cancelled, which also cancels calls made in its context.
         task = asyncio.get_running_loop().create_task(
             self._settle_after(call.settle_after_s, settlement), context=contextvars.Context()
         )
@@ -145,7 +145,7 @@ class Orphans:
             await asyncio.wait([self._running])
         deadline = time.monotonic() + DRAIN_S
         while self.spool.waiting and time.monotonic() < deadline:
-            # Also those that are not due: if the ledger already has them, they need not wait.
+            # None: also settlements that are not due. If the ledger already has them, they need not wait.
             await self._replay(self.spool, None)
             if self.spool.waiting:
                 await asyncio.sleep(0.1)

@@ -27,7 +27,7 @@ class PressureReporter:
         self._replica = replica
         self._limiter = limiter
         self._shards: dict[int, LimiterPort] = {}
-        self._refused: dict[int, float] = {}  # by shard
+        self._refused: dict[int, float] = {}  # shard → refused tokens per second
         self._arrived = True  # whether the last report arrived
 
     @property

@@ -76,7 +76,7 @@ class Replica:
         self._spans = spans
         self._clock = clock
         self._aside = Aside("prompts")
-        self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # separate, so replies do not wait for it
+        self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # separate, so no reply waits for these jobs
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Yields Started, the reply and Finished. If the call cannot run, yields Rejected instead.
@@ -114,12 +114,12 @@ class Replica:
             async with contextlib.aclosing(generated) as events:
                 async for choice, event in events:
                     if isinstance(event, Started):
-                        fingerprint = event.fingerprint or self._engine.fingerprint  # only an adapter sets its own
+                        fingerprint = event.fingerprint or self._engine.fingerprint  # only adapters have their own
                         event = changed(event, fingerprint=fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
                         phases.take(sent)
                         if isinstance(sent, Finished):
-                            # Before the event is sent, because the replica never learns whether the gateway got it.
+                            # Written before the event is sent: the replica never learns whether the gateway got it.
                             is_kept = self._orphans.write_ahead(call, sent, started_at, self._seen(call, phases))
                         yield sent
                     if reply.is_over:
@@ -170,7 +170,7 @@ class Replica:
         price, per_prompt = call.bill.price, call.n // len(prompts)
         if max(price.cost(total, cached, per_prompt * sum(outputs)) for cached in (0, total)) > call.credit:
             return Rejected(Rejection.CREDIT, prompt_tokens=total)
-        if call.said and len(call.said) >= outputs[0]:  # the account had more credit when the reply began
+        if call.said and len(call.said) >= outputs[0]:  # credit has since fallen, and with it `max_tokens`
             return Rejected(Rejection.CREDIT, prompt_tokens=total)
         first_token_by = None if call.first_token_within_s is None else received_at + call.first_token_within_s
         requests = [
@@ -256,7 +256,7 @@ def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None
     if isinstance(error, RequestRefused):
         return Rejected(Rejection.INVALID, message=f"{error}.", param=error.param)
     param = str(error).partition(" ")[0]
-    if param in ("logit_bias", "stop_token_ids", "min_p"):  # the sampler names the parameter
+    if param in ("logit_bias", "stop_token_ids", "min_p"):  # the sampler's message begins with the parameter
         return Rejected(Rejection.INVALID, message=f"{error}. Leave it out.", param=param)
     return None
 

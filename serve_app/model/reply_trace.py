@@ -24,7 +24,7 @@ class ReplyTrace:
     def take(self, event: object) -> None:
         if isinstance(event, Finished):
             self._failed = event.reason not in (FinishReason.STOP, FinishReason.LENGTH)
-        if isinstance(event, Rejected):  # a failure only if the backend is the reason, not the request
+        if isinstance(event, Rejected):  # a failure only if the backend caused the rejection, not the request
             self._failed = event.reason in OF_THE_BACKEND
 
     def end(self, *, failed: bool = False) -> None:

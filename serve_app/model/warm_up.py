@@ -24,7 +24,7 @@ from serve_app.model.dialect import Dialect
 
 logger = logging.getLogger("ray.serve")
 
-NAME: Final = "warm-up"  # request id and tenant: no account finds this prompt in the cache
+NAME: Final = "warm-up"  # used as request id and tenant, so no account finds this prompt in the cache
 MESSAGES: Final = ({"role": "user", "content": "Count: " + " ".join(map(str, range(64)))},)
 _SHORT = SamplingParams(2, min_tokens=2)
 #: Parameters of the test replies. An engine may run different code for each; a seed makes a difference only on a GPU.

@@ -17,7 +17,7 @@ from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.scaling.schedule import bounds
 from serve_app.scaling.signals import ReplicaLoad, Signals
 
-LOOK_S: Final = 1.0  # minimum time between two evaluations; Serve calls ten times a second
+LOOK_S: Final = 1.0  # minimum time between two evaluations; Serve calls the policy ten times a second
 LONG_WAIT: Final = "requests wait too long"
 _FULL: Final = 0.9  # share of a replica's slots or KV cache; at or above it, its token rate counts as its capacity
 _BUSY: Final = 0.25  # share of a replica's slots; above it, the capacity is estimated from the rate
@@ -31,7 +31,7 @@ class State:
 
     began_at: float  # time of the first evaluation; earlier demand is unknown
     looked_at: float
-    active_at: float  # last time with work
+    active_at: float  # last time at which the backend had work
     highs: tuple[tuple[float, float], ...] = ()  # highest needs within `down_after_s`: (time, need), highest first
     demand: float | None = None  # in replicas, smoothed
     capacity: float = 0.0  # tokens per second of a full replica, last value
@@ -45,7 +45,7 @@ class Decision:
     wanted: int
     reason: str
     state: State
-    need: float = 0.0  # in replicas
+    need: float = 0.0  # replicas that the demand needs, with spare room, before rounding
 
 
 @dataclass(frozen=True, slots=True)

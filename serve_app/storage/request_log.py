@@ -34,8 +34,8 @@ MAX_GATHERED: Final = 1000
 CLOSE_S: Final = 3.0
 REPORT_S: Final = 60.0
 FILES: Final = 4  # per process, besides the current one
-KEPT: Final = 60  # files
-KEPT_S: Final = DAY_S  # files written to within this time are kept too: their processes may still run
+KEPT: Final = 60  # newest files, of all processes, which `_remove_old` keeps in any case
+KEPT_S: Final = DAY_S  # older files stay if written to within this time: their processes may still run
 #: Phases of a request, in order: name of the field without `_ms` → what the request waits for.
 PHASES: Final[Mapping[str, str]] = {
     "admit": "the limiter's decision",
@@ -52,7 +52,7 @@ BLOCK_BYTES: Final = 1024 * 1024  # searched in one step, during which other thr
 SEARCH_BYTES: Final = 2 * 1024**3
 SEARCH_S: Final = 4.0
 WRITTEN_WITHIN_S: Final = 60.0  # maximum delay between a request's end and the writing of its line
-SEARCH_LINES: Final = 20  # a client may send all of its requests under one id
+SEARCH_LINES: Final = 20  # maximum lines found: a client may send all of its requests under one id
 # Limits of a search by time.
 RECENT_BYTES: Final = 16 * 1024 * 1024
 RECENT_LINES: Final = 2000
@@ -235,7 +235,7 @@ def _blocks_before(path: Path, ends: str) -> Iterator[bytes]:
             start = max(0, end - RECENT_BLOCK_BYTES)
             file.seek(start)
             if start:
-                file.readline()  # belongs to the block before
+                file.readline()  # skips the rest of a line of the block before
                 start = file.tell()
             if start >= end:  # one line is longer than a block
                 return

@@ -59,7 +59,7 @@ class Spool:
         self._lock = threading.Lock()
         self._replaying = threading.Lock()
         self._begun = 0  # number of files begun after the first one
-        self._has_new_file = True  # a machine crash may still lose a new file's folder entry
+        self._has_new_file = True  # whether a machine crash may still lose a new file's folder entry
         own = SpoolFile.open_locked(self._folder / (name + suffix), create=True, flushed=flushed)
         if own is None:
             raise SpoolBusy(f"spool {name!r} in {self._folder} belongs to a running process: choose another name")
@@ -176,7 +176,7 @@ class Spool:
         The adopted files count towards `max_bytes`.
         """
         adopted: list[Settlement] = []
-        with self._replaying:  # without `_lock`, other threads can append while a large file is read
+        with self._replaying:  # not `_lock`, so that other threads can append while a large file is read
             with self._lock:
                 own = {file.path for file in self._files()}
             for path in sorted(set(self._folder.glob("*" + self._suffix)) - own):

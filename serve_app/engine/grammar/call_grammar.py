@@ -54,7 +54,7 @@ def to_lark(
     rest = _without(calls, optional)
     if (marker := special_id(optional, special)) is not None:
         return _joined([f"start: {free} | {free} <[{marker}]> calls", text, *_calls(rest, embed, special)])
-    # A lazy lexeme (`suffix`), because a greedy one would continue past the marker.
+    # `suffix` makes the lexeme lazy, because a greedy one would continue past the marker.
     opened = [f"start: {free} | {before}opened calls", f"opened[suffix={json.dumps(optional)}]: HEAD"]
     head = _text(calls, special, "HEAD", marker=False)
     return _joined([*opened, text, head, *_calls(rest, embed, special)])
@@ -67,7 +67,7 @@ def _calls(calls: Mapping[str, Any], embed: Sequence[Embed], special: Mapping[st
     around = (constant(calls["opening"], special), "first", more, constant(calls["closing"], special))
     rules = [f"calls: {' '.join(part for part in around if part)}"]
     rules += [f"first: {call}", *([f"more: {call.replace('call_', 'next_')}"] if more else [])]
-    cut = calls.get("cut", "")  # the beginning of the first call if the rule before the calls already matches it
+    cut = calls.get("cut", "")  # beginning of the first call, if the rule before it already matches this text
     for number, (before, schema, after) in zip(numbers, calls["alternatives"], strict=True):
         tail = f"arguments_{number} {constant(after, special)}"
         rules.append(f"call_{number}: {constant(before.removeprefix(cut), special)} {tail}")

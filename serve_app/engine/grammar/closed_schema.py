@@ -73,7 +73,7 @@ class _Closing:
             if not isinstance(schema, dict) or not _DECIDES.isdisjoint(schema) or self._steps < 0:
                 return None
             if merged and "patternProperties" in schema:
-                return None  # the other schemas would forbid what the pattern allows
+                return None  # the other schemas, once closed, would forbid what the pattern allows
             if _allows_object(schema):
                 names |= dict.fromkeys(_mapping(schema.get("properties")))
                 names |= dict.fromkeys(name for name in _list(schema.get("required")) if isinstance(name, str))

@@ -34,7 +34,7 @@ _CACHED = 64  # number of compiled grammars, each a few MB at most
 _LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,  # per compilation, in expressions: about 0.1 us each
-    step_lexer_fuel=200_000,  # per token mask
+    step_lexer_fuel=200_000,  # per token mask, also in expressions
     step_max_items=50_000,
     max_lexer_states=50_000,  # of all replies that share a compiled grammar; about 1 KB per state
     max_grammar_size=500_000,
@@ -268,7 +268,7 @@ class GrammarState:
         self._draft: tuple[int, ...] = ()
         self._pending: Future[np.ndarray] | None = None
         self._renewal: Future[LLMatcher] | None = None
-        self._renewed_at = -1  # number of tokens at the last renewal
+        self._renewed_at = -1  # number of tokens at the last renewal; -1: none yet
         self.interrupted = False  # whether a renewal has begun since masks were last computed
         self.finished = False
         self.error: str | None = None

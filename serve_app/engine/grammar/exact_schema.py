@@ -60,7 +60,7 @@ def _with_exact_values(schema: Any) -> Any:
     for name in ("maxLength", "maxItems", "maxProperties"):
         if (_number(schema.get(name)) or 0) > _UNREACHED:
             del changed[name]
-    # Integers and multiples are never that close to a bound.
+    # Not for integers and multiples: unless they equal a bound, they are never within `_MIN_STEP` of it.
     if schema.get("type") != "integer" and "multipleOf" not in schema:
         _move_bound(changed, "exclusiveMinimum", "minimum", 1)
         _move_bound(changed, "exclusiveMaximum", "maximum", -1)

@@ -138,7 +138,7 @@ def _options(strict: bool) -> dict[str, Any]:
         "lenient": not strict,
         "whitespace_flexible": True,
         "whitespace_pattern": _WHITE_SPACE,
-        "json_allow_general_unicode_escapes": False,  # they could spell half of a surrogate pair
+        "json_allow_general_unicode_escapes": False,  # such an escape could be half of a surrogate pair
     }
 
 

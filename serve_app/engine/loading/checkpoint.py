@@ -24,7 +24,7 @@ _TOKENIZERS = (
 )
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-_SAMPLES: Final = 16  # per file, evenly spread; enough to tell models apart, because fine-tuning changes all weights
+_SAMPLES: Final = 16  # samples per file, evenly spread: enough to tell models apart, as fine-tuning changes all weights
 _SAMPLE_BYTES: Final = 64 * 1024
 _BESIDE_WEIGHTS: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 

@@ -37,7 +37,8 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
             return slot.path
         prepared.make_folder(slot.folder)
         with prepared.only_one(slot.lock, say, path.name):
-            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # of killed processes, which hold no lock
+            # This process has the lock, so these are left over from killed processes.
+            for left_over in slot.folder.glob(f".{slot.stem}-*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             if not slot.path.is_dir():
                 convert_gguf(path, slot.path, say)

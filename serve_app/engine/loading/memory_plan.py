@@ -19,7 +19,7 @@ from serve_app.engine.loading import checkpoint, placement
 
 SPARE = 0.05  # share of a device's free memory that allocators cannot use
 CUDA_BYTES = 600 * 2**20  # per process and GPU: context, kernels, workspaces
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes of one value
 _STEP = 8  # a step holds, for each token, this many vectors of `hidden_size` and three of `intermediate_size`
 _LOGITS = 3  # copies of a step's logits in float32
 
@@ -41,11 +41,11 @@ class Demand:
     name: str
     dtype: str
     weights: int
-    layers: int  # number
+    layers: int  # number of layers
     layer: int  # mean weights of one layer
     largest: int  # the larger of `layer` and the largest tensor outside the layers
     kv_token: int  # K and V of one token, over all layers
-    step: int  # activations, on each device
+    step: int  # activations of a step, on each device
     context: int  # tokens of the longest sequence
     most_tokens: int  # maximum tokens in the KV cache: all running sequences at full length
 
@@ -78,7 +78,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     demand: Demand
-    kv: int  # bytes
+    kv: int  # bytes of K and V, over all devices
     parts: tuple[Part, ...]
 
     def lines(self) -> list[str]:
@@ -113,7 +113,7 @@ def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan |
     try:
         demand = demand_of(name, json.loads((folder / "config.json").read_text()), sizes, weights, settings)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        # The form is unusual, but transformers may support it. So this only checks weights, K and V in total.
+        # The config.json is unusual, but transformers may support it. So only weights, K and V are checked, in total.
         needed = weights + (0 if kv is None else kv)
         remedy = "lower kv_cache_memory, or choose a smaller model"
         placement.require_memory(needed, f"{name} with its K and V", remedy, sum(free for _, free in found))
@@ -158,7 +158,7 @@ def demand_of(
     if text.get("kv_lora_rank"):  # DeepSeek: K and V are stored for each head, uncompressed
         values = heads * int(text["qk_nope_head_dim"] + text["qk_rope_head_dim"] + text["v_head_dim"])
     item = ITEM[settings.compute_dtype]
-    kv_item = ITEM["float16"] if settings.dtype == "int8" else item  # as the compiled kernels store them
+    kv_item = ITEM["float16"] if settings.dtype == "int8" else item  # the compiled kernels store float16
     wide = int(text.get("intermediate_size") or 4 * hidden)
     rows = settings.prefill_chunk + settings.max_running
     logits = (settings.max_running + settings.speculation_rows) * int(text.get("vocab_size", 0))
@@ -205,7 +205,7 @@ def _fits(demand: Demand, devices: Sequence[Device], kv: int) -> bool:
 
 def _layer_counts(demand: Demand, devices: Sequence[Device], kv: int) -> list[int] | None:
     """The number of layers of each device, as evenly as the memory allows; None if there is too little memory."""
-    around = demand.weights - demand.layers * demand.layer  # embedding, norm and head, on the first and last device
+    around = demand.weights - demand.layers * demand.layer  # embedding, norm, head: on the first and last device
     share = demand.layer + kv / demand.layers
     room = []
     for index, device in enumerate(devices):

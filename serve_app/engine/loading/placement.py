@@ -13,7 +13,7 @@ from serve_app.contracts.units import GIB
 from serve_app.engine.config import INT8_REMEDY, EngineSettings
 from serve_app.engine.errors import ModelError
 
-_ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes
+_ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of one value
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 
 

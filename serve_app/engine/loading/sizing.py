@@ -37,7 +37,7 @@ def _card(name: str, mib: int, gb_per_s: int) -> Card:
     return Card(mib * 2**20, gb_per_s * 1e9, name, computes_fp8=not name.startswith("a10"))
 
 
-#: Memory as nvidia-smi shows it.
+#: The cards by name, with their memory in MiB, as nvidia-smi shows it, and their bandwidth in GB/s.
 CARDS = {
     card.name: card
     for card in (

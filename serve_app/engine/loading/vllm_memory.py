@@ -19,10 +19,10 @@ from serve_app.engine.loading.memory_plan import CUDA_BYTES, Demand, Device, Mem
 UTILIZATION = 0.92  # share of a GPU's memory that vLLM uses: its default for gpu_memory_utilization
 FP8 = "fp8_per_tensor"  # vLLM's name for quantizing a model's weights while they are loaded
 FP8_CAPABILITY = (8, 9)  # CUDA compute capability of the first cards that compute in fp8
-GRAPHS_BYTES = 512 * 2**20  # CUDA graphs
+GRAPHS_BYTES = 512 * 2**20  # size of the CUDA graphs on each GPU
 MIN_CONTEXT = 2048  # tokens; a shorter context is of little use
 BYTES_OF_4_BITS = 0.56  # bytes of a 4-bit weight, including its share of the group's scales
-_ITEM = 2  # bytes of bfloat16 and float16
+_ITEM = 2  # bytes of a value in bfloat16 or float16
 _ACTIVATIONS, _LOGITS = 8, 3  # vectors of `hidden_size` per token; copies of a step's logits in float32
 
 

@@ -57,7 +57,8 @@ def load_or_build(
                 "set cache_dir to a folder that can be written"
             )
             return to_device(build(), device)
-        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # of killed processes, which hold no lock
+        # This process has the lock, so these are left over from killed processes.
+        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):
             left_over.unlink(missing_ok=True)
         if slot.path.is_file():  # written by another process in the meantime, or still unusable
             with contextlib.suppress(Unusable):
@@ -102,7 +103,7 @@ def write(slot: prepared.Slot, weights: LlamaWeights) -> None:
         _to_disk(Path(name))
         os.replace(name, slot.path)
         _to_disk(slot.folder)
-    except SafetensorError as error:  # the library reports a full disk like this
+    except SafetensorError as error:  # safetensors raises this for a full disk, too
         raise OSError(str(error)) from error
     finally:
         Path(name).unlink(missing_ok=True)

@@ -100,7 +100,7 @@ def shape_of(config: Any) -> LlamaShape:
     """The shape from a transformers configuration of one of MODEL_TYPES."""
     layers = config.num_hidden_layers
     window = getattr(config, "sliding_window", None)
-    # The models' code differs here: Llama has no windows, Mistral has the same window in all layers or none.
+    # In the models' own code, Llama has no windows, and Mistral has the configured window, if any, in all layers.
     kinds = (
         {
             "llama": ["full_attention"] * layers,

@@ -220,7 +220,7 @@ class PagedStep:
         for lengths in group_lengths([chunk.start + 1 for chunk in singles]):
             blocks = -(-lengths[-1] // size)
             tables = [c.sequence.block_table[:blocks] for c in singles[row : row + len(lengths)]]
-            # Each table is padded with its own last block: masked values are multiplied by 0, and others may hold NaN.
+            # Padding repeats the table's last block. It is masked, but 0 * NaN is NaN, and other blocks may hold NaN.
             padded = torch.tensor([t + t[-1:] * (blocks - len(t)) for t in tables], device=device)
             groups.append(DecodeGroup(row, row + len(lengths), padded, torch.tensor(lengths, device=device)))
             row += len(lengths)
@@ -286,7 +286,7 @@ def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class PackedChunks:
     """The tokens of a step, one after another, and the rows of the logits to return."""
 
-    chunks: list[Chunk]  # as packed: chunks of one token first, by length
+    chunks: list[Chunk]  # as packed: one-token chunks before longer ones, each kind by `start`
     token_ids: list[int]
     positions: list[int]  # each token's position in its sequence
     classes: list[int]  # length class of each token's sequence

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 
 LEVELS = 127
-GROUP = 64  # activations that share a scale
+GROUP = 64  # number of activations that share a scale
 
 _SLICE = 1024  # rows that are quantized together
 
@@ -34,7 +34,7 @@ def quantize_rows(matrix: torch.Tensor) -> Int8Weight:
     """Round each row to 255 levels, scaled by its largest magnitude; a row of zeros has the scale 0."""
     values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
     scales = torch.empty(matrix.shape[0], device=matrix.device)
-    # In slices: an output matrix may have gigabytes, and each operation would make a float32 copy of it.
+    # Works in slices, because an output matrix may have gigabytes, and each operation makes a float32 copy.
     for begin in range(0, matrix.shape[0], _SLICE):
         rows = matrix[begin : begin + _SLICE].detach().float()
         scale = rows.abs().amax(dim=1) / LEVELS

@@ -59,7 +59,7 @@ class LengthClassRope(nn.Module):
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cos and sin, each (1, T, dim), for `position_ids` of shape (1, T)."""
-        # The same elementwise product as in the model's module, so class 0 stays bit-identical to it.
+        # The model's module computes the same elementwise product, so class 0 is bit-identical to that module.
         table = self.class_inv_freq
         assert isinstance(table, torch.Tensor)
         table = table.to(x.device)
@@ -161,7 +161,7 @@ class RopeTable:
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         rows = 0
         for number, bound in enumerate(self.bounds):
-            # No slack for modules whose frequencies depend on the longest position.
+            # The model's own module gets no slack, because its frequencies may depend on the longest position.
             length = bound + self.SLACK if chosen.frequencies else bound
             if isinstance(module, LengthClassRope):
                 module.token_classes = torch.full((length,), number, device=device) if number else None

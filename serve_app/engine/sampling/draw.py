@@ -24,8 +24,8 @@ from serve_app.contracts.generation import SamplingParams
 INVALID = -1  # returned instead of a token if the logits hold NaN or +inf
 DEAD_END = -2  # returned instead of a token if every logit is -inf: no token is allowed
 
-BLOCK = 128  # tokens
-_BELOW_ONE = 1 - 1e-12  # keeps a target below its sum under any rounding
+BLOCK = 128  # tokens of the vocabulary per block
+_BELOW_ONE = 1 - 1e-12  # factor that keeps a drawn target below the sum of the weights despite rounding
 _MIN_EXPONENT = -80.0
 MIN_WEIGHT = 1e-34  # above exp(-80); a whole vocabulary of smaller weights does not change a double near 1
 _MIN_TEMPERATURE = 1e-5  # keeps 1 / temperature finite; at this value, the most likely token has all the weight
@@ -249,7 +249,7 @@ def check_drawn(
     """
     below_min_p = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
     bound = torch.where(drawn < min_p, below_min_p, drawn)
-    # A peak may be rounded differently from the same token's weight.
+    # The margin is needed because a peak may be rounded differently from the same token's weight.
     hot = peaks[rows] > bound * (1 - 1e-6)
     above = torch.zeros(hot.shape, device=weights.device)
     index, block = hot.nonzero(as_tuple=True)

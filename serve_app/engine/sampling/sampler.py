@@ -114,7 +114,7 @@ class _RawRows:
             return [()] * len(counts)
         blocks = as_blocks(self._raw)
         peaks = blocks.amax(-1)
-        # The same count for each row. Otherwise, the choice among equally likely tokens could depend on the batch.
+        # Every row gets the same count. Otherwise, the choice among equally likely tokens could depend on the batch.
         part, numbers = top_blocks(blocks, peaks, min(ranges.MAX_TOP_LOGPROBS, peaks.shape[1]))
         names = numbers[..., None] * blocks.shape[-1] + torch.arange(blocks.shape[-1], device=numbers.device)
         top = part.flatten(1).topk(min(ranges.MAX_TOP_LOGPROBS, part[0].numel()))

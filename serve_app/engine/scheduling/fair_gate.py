@@ -73,7 +73,7 @@ class FairGate:
         self._arrivals = itertools.count()
         self._running: Counter[str] = Counter()  # requests in the engine by tenant
         self._prefilling: dict[Place, None] = {}  # the running requests that have no output token yet, oldest first
-        self._released_tokens = 0  # since the start
+        self._released_tokens = 0  # prompt tokens released since the start
 
     @property
     def running(self) -> int:
@@ -124,7 +124,7 @@ class FairGate:
         if place.is_waiting:
             self._queue.withdraw(place)
             return
-        self._prefilling.pop(place, None)  # how much of the prompt the engine has computed is unknown
+        self._prefilling.pop(place, None)  # its charge stays, because how much was computed is unknown
         self._running[place.tenant] -= 1
         if not self._running[place.tenant]:
             del self._running[place.tenant]

@@ -41,7 +41,7 @@ Entry = TypeVar("Entry", bound=Queued)
 class _Service:
     """The service that one tenant has received."""
 
-    counter: float = 0.0  # weighted tokens
+    counter: float = 0.0  # cost of the served tokens, divided by the tenant's weight
     last_admission: int = -1
 
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 _SHORTEST = 2  # tokens that must match before a guess is worthwhile
-_LONGEST = 4  # a longer match gives no better guess
+_LONGEST = 4  # tokens; a longer match gives no better guess
 _CANDIDATES = 16  # earlier places that are checked for a longer match, latest first
 _FIRST_GUESS = 2
 _LONGEST_PAUSE = 64

@@ -7,7 +7,7 @@ _SMOOTHING = 0.25  # weight of a new measurement
 _SMOOTHING_DOWN = 0.75  # weight of a faster decoding step: other work on the machine can only make steps slower
 _REMEASURE = 64  # steps with prompt tokens after which the cost of a step without them is measured again
 _NEAR = 1.5  # a cost measured for N rows is valid from N / this to N * this rows
-_FIRST_TRY = 64  # prompt tokens, while their cost is unknown
+_FIRST_TRY = 64  # prompt tokens per step while their cost is unknown
 _IDLE_S = 0.02  # target duration of a step without streams; a prompt that arrives in the step waits about this long
 _IDLE_STEPS = 1.5  # lower bound of that target, in decoding steps of one stream: shorter steps hardly compute prompts
 _MAX_OWED = 32.0  # maximum number of steps without prompt tokens after a step with them
@@ -33,12 +33,12 @@ class PrefillPacer:
         self._smallest = min(smallest, largest)
         self._largest = largest
         self._decode_s: dict[int, float] = {}  # rows → seconds
-        self._measured: dict[int, int] = {}  # rows → `_mixed_steps` when they were measured
+        self._measured: dict[int, int] = {}  # rows → `_mixed_steps` at the last measurement
         self._mixed_steps = 0  # planned steps with prompt tokens
         self._tried: dict[int, int] = {}  # bit length of the rows → `_mixed_steps` when a measurement was planned
         self._token_s: float | None = None  # seconds that a prompt token adds
         self._owed_s = 0.0  # excess time still to be repaid to the streams
-        self._idle_token_s: float | None = None  # seconds of a prompt token in a step without streams
+        self._idle_token_s: float | None = None  # seconds per prompt token in a step without streams
 
     def chunk(self, rows: int) -> int:
         """Prompt tokens for a step that also decodes `rows` >= 1 sequences; 0 means that the step only decodes."""
@@ -47,7 +47,7 @@ class PrefillPacer:
             return 0
         size = rows.bit_length()
         if decode_s is None and self._mixed_steps - self._tried.get(size, -_REMEASURE) >= _REMEASURE:
-            self._tried[size] = self._mixed_steps  # once, even if the step yields no measurement
+            self._tried[size] = self._mixed_steps  # counts as tried even if the step yields no measurement
             return 0
         self._mixed_steps += 1
         if decode_s is None or self._token_s is None:
@@ -66,7 +66,7 @@ class PrefillPacer:
         if seconds <= 0:
             return
         if not rows:
-            if prompt_tokens >= self._smallest:  # smaller chunks do not predict larger ones
+            if prompt_tokens >= self._smallest:  # smaller chunks would mislead: they cost more per token
                 new, old = seconds / prompt_tokens, self._idle_token_s
                 self._idle_token_s = new if old is None else _smoothed(old, new, _SMOOTHING)
             return
@@ -79,7 +79,7 @@ class PrefillPacer:
             # If the step was as fast as its decoding rows alone, a prompt token costs almost nothing.
             new = max(seconds - decode_s, 0.01 * seconds) / prompt_tokens
             self._token_s = new if self._token_s is None else _smoothed(self._token_s, new, _SMOOTHING)
-            if prompt_tokens <= self._smallest:  # after a larger chunk, the next one adapts to the measured cost
+            if prompt_tokens <= self._smallest:  # a larger chunk adds no debt: the next one adapts
                 owed_s = self._owed_s + seconds - _SLOWDOWN * decode_s
                 self._owed_s = min(max(0.0, owed_s), _MAX_OWED * decode_s)
 

@@ -24,7 +24,7 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 
 Guess = Callable[[TokenSequence, int], tuple[int, ...]]  # (sequence, limit) → tokens that may follow its last token
 
-_ALWAYS_COUNTS = 4  # chunks: a tenant's queued prompt tokens always count up to this many chunks
+_ALWAYS_COUNTS = 4  # chunks; up to this many, a tenant's tokens always count in `queued_prefill_tokens`
 _SHORT = 128  # tokens; a prompt up to this length never counts as long
 
 
@@ -68,7 +68,7 @@ class Scheduler:
         self.speculation_rows = speculation_rows
         self.scored_tokens = scored_tokens
         self.waiting: FairQueue[TokenSequence] = FairQueue() if queue is None else queue
-        self.running: list[TokenSequence] = []  # by arrival
+        self.running: list[TokenSequence] = []  # in the order of arrival
         self._had_long = False  # whether the last step with prompts computed part of a long prompt
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
@@ -110,7 +110,7 @@ class Scheduler:
         self._move_to_longer_class()
         self._grow_decodes()
         started = self._start_waiting()
-        # Only after admission, because a preempted sequence that finds all its blocks in the cache decodes at once.
+        # This follows admission, because a preempted sequence that finds all its blocks in the cache decodes at once.
         decodes = [s for s in self.running if s.is_decoding]
         prefills = [s for s in self.running if not s.is_decoding]
         budget = self.prefill_chunk
@@ -245,7 +245,7 @@ class Scheduler:
         """Start the sequences that fit, in queue order; the first that does not fit blocks all sequences behind it."""
         started = []
         while (sequence := self.waiting.peek()) is not None:
-            # Needed even without a free slot, because another sequence may yield.
+            # Needed even if no slot is free, because another sequence may yield its slot.
             found = self._find_prefix(sequence)
             yielding = self._yielding_to(sequence, found)
             if yielding is None:
@@ -254,7 +254,7 @@ class Scheduler:
             for other in yielding:
                 other.yielded = True
                 self._preempt(other)
-            self.allocator.share(found)  # before allocating, which could evict them
+            self.allocator.share(found)  # before `allocate`, which could evict these blocks
             needed = self.allocator.blocks_for(len(sequence.tokens))
             sequence.block_table = found + self.allocator.allocate(needed - len(found))
             sequence.num_computed = len(found) * self.allocator.block_size

@@ -56,7 +56,7 @@ class WindowDecoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._window: list[int] = []
-        self._context = 0  # tokens at the window's start whose text was released
+        self._context = 0  # number of tokens at the window's start whose text was released
         self._released = ""  # the text of these tokens
 
     def push(self, token: int) -> str:
@@ -140,7 +140,7 @@ class Vocabulary:
         name = self.tokenizer.convert_ids_to_tokens(token)
         if name is None or token in self.special:
             return str(name or "").encode()
-        # sentencepiece's notation for bytes and spaces.
+        # sentencepiece writes a byte as <0x0A>, and a space as U+2581.
         return self.byte_of(token) or str(name).replace("\u2581", " ").encode()
 
     def byte_of(self, token: int) -> bytes | None:

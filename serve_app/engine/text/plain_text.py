@@ -36,7 +36,8 @@ class PlainText:
     def __init__(self, core: Any, names: Iterable[str]) -> None:
         self._core = core
         self._names = Names(names)
-        # Some tokenizers put a space before every text, except after a line break.
+        # Some tokenizers put a space before every text, except after a line break. For these, `encode_piece` encodes a
+        # line break before the text, and removes that line break's tokens, `_before`.
         line_break = self._encode("\n")
         self._before = line_break if self._encode("\nx")[len(line_break) :] != self._encode("x") else []
 

@@ -40,9 +40,9 @@ class Adapter:
     handle: Any = None  # the engine's own object, once it is loaded
     fingerprint: str = ""
     error: str = ""  # why it could not be loaded
-    users: int = 0  # requests that need it
+    users: int = 0  # number of requests that need it
     is_wanted: bool = True
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # set once it is loaded, or can't be
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # set once it is loaded or has failed to load
 
 
 class AdapterStore(Protocol):
@@ -167,7 +167,7 @@ class Adapters:
     async def _unload(self, adapter: Adapter) -> None:
         try:
             await self._store.unload(adapter)
-        except Exception as error:  # it still counts towards the capacity
+        except Exception as error:  # the adapter still counts towards the capacity
             logger.error("The adapter %s could not be unloaded: %s.", adapter.name, first_line(error))
             return
         self._loaded.discard(adapter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-MAX_UTILIZATION = 0.95  # of a GPU's memory; CUDA and other processes need the rest
+MAX_UTILIZATION = 0.95  # maximum share of a GPU's memory; CUDA and other processes need the rest
 _MIB = 2**20
 
 
@@ -19,7 +19,7 @@ class KvMemory:
     gpus: int  # 0: vLLM runs on the CPU
     tensor_parallel_size: int
     gpu_bytes: int  # memory of one GPU
-    utilization: float  # share of it that vLLM uses
+    utilization: float  # share of `gpu_bytes` that vLLM uses
     is_halvable: bool  # whether the cache can use fp8 and then needs half of the memory
 
 

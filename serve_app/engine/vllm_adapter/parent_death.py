@@ -20,5 +20,5 @@ def end_with_parent() -> None:
     if sys.platform != "linux" or parent is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # the parent ended before the call
+    if os.getppid() != parent.pid:  # the parent ended before `prctl` was called
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ def variables(cache: Path) -> Mapping[str, str]:
     folders = {
         "TORCHINDUCTOR_CACHE_DIR": cache / "torchinductor",
         "TRITON_CACHE_DIR": cache / "triton",
-        "FLASHINFER_WORKSPACE_BASE": cache,  # it adds .cache/flashinfer
+        "FLASHINFER_WORKSPACE_BASE": cache,  # FlashInfer appends .cache/flashinfer
         "CUDA_CACHE_PATH": cache / "cuda",
     }
     return {

@@ -8,7 +8,7 @@ from typing import Any
 from serve_app.contracts.generation import SamplingParams
 from serve_app.engine.errors import RequestRefused, UnsupportedGrammar
 
-_BAN = -1e7  # vLLM adds biases before the repetition penalty, which may multiply them by 0.01
+_BAN = -1e7  # bias of a banned token; still enough if the repetition penalty multiplies it by 0.01
 _MIN_BIAS = -100.0  # this bias is a ban
 _MAX_BIASES = 1024  # a request with more biases crashes vLLM's process on a GPU
 _MIN_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and logs a warning for each request

@@ -155,7 +155,7 @@ def engine_arguments(settings: EngineSettings, options: VllmSettings, folder: Pa
         # vLLM chooses the longest context that fits in memory, up to the model's own; `start` checks it.
         "max_model_len": -1,
         "max_num_seqs": max_sequences(settings),
-        "scheduling_policy": "priority",  # the gate sets the order
+        "scheduling_policy": "priority",  # the gate sets the priorities
         "enable_prefix_caching": settings.prefix_reuse,
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,

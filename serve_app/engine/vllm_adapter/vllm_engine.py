@@ -66,7 +66,7 @@ class _Live:
     params: VllmSampling
     text: ReplyText
     said_text: str
-    grammar: GrammarState | None  # our own state: if a grammar fails, vLLM reports the reply as complete
+    grammar: GrammarState | None  # our own check: vLLM reports a reply as complete if its grammar fails
     sink: LoopSink
     adapter: Adapter | None
     deadline: asyncio.TimerHandle | None = None
@@ -142,7 +142,7 @@ class VllmEngine:
             compiled = await self._grammars.prepare(params.grammar, request.tenant)
             lark, state = compiled.lark, self._grammars.start_grammar(params.grammar, compiled, request.tenant)
         max_output = min(params.max_tokens, self._limits.max_output, room)
-        if request.said and len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
+        if request.said and len(request.said) >= max_output:  # nothing is left, but vLLM would generate a token
             raise ValueError("the reply to continue has already ended")
         keywords = request_params.keywords(
             params,
@@ -338,7 +338,7 @@ class VllmEngine:
             live.sink.refusal = None if live.has_started else _refusal(error, request.sampling)
             log = logger.error if live.sink.refusal is None else logger.warning
             log("vLLM failed on request %s: %s.", request.request_id, first_line(error.__cause__ or error))
-        self._end(live, FinishReason.ERROR)  # no effect if it has ended
+        self._end(live, FinishReason.ERROR)  # no effect if the request has already ended
 
     def _take(self, live: _Live, output: RequestOutput) -> FinishReason | None:
         """Convert vLLM's new tokens to events; return the reason why the reply ends, or None."""
@@ -507,8 +507,8 @@ def _refusal(error: Exception, params: SamplingParams) -> Exception | None:
     """The service's error for vLLM's `error` about a request; None if vLLM itself has failed."""
     cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
     if isinstance(cause, GracefulHTTPError):
-        # vLLM's own limits on waiting requests, which an operator can set with further arguments
-        # (VllmSettings.further).
+        # The request exceeds a limit of vLLM's own on waiting requests. Operators can set such limits with
+        # `VllmSettings.further`.
         return QueueFull(0)
     if not isinstance(cause, VLLMClientError | ValueError):
         return None

@@ -25,7 +25,7 @@ def bind_to_parents() -> None:
 
 def _engine_core(*args: Any, **kwargs: Any) -> None:
     end_with_parent()
-    bind_to_parents()  # a spawned process imports the unchanged classes
+    bind_to_parents()  # repeated, because a spawned process imports the unchanged classes
     _run_engine_core(*args, **kwargs)
 
 

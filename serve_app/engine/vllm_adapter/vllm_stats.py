@@ -26,7 +26,7 @@ class StepCounts(StatLoggerBase):
         self._ended_at: float | None = None  # end of the last step, if sequences still ran
         self.tokens_produced = 0
         self.preemptions = 0
-        self.kv_usage = 0.0  # 0 to 1, after the last step
+        self.kv_usage = 0.0  # share of the KV cache in use after the last step, 0 to 1
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -59,7 +59,7 @@ def own_metrics() -> Iterator[Sample]:
             continue
         is_counter = family.type == "counter"
         for name, labels, value, *_ in family.samples:
-            if name.endswith("_created"):  # the time of its first value
+            if name.endswith("_created"):  # the time at which the series was created
                 continue
             plain = (family.name if is_counter else name).replace(":", "_")
             yield Sample("counter" if is_counter else "gauge", plain, family.documentation, labels, value)

@@ -92,7 +92,7 @@ class ReplyParser:
         except StopIteration:
             self._source.at = len(self._source.text)
             self._calls.keep_as_text()
-        self._source.pass_on()  # returns arguments now instead of with the next text
+        self._source.pass_on()  # so arguments are returned now, not with the next text
         parts = merged(self._calls.parts)
         self._calls.parts.clear()
         return parts

@@ -93,7 +93,7 @@ class Source:
                 self._copy_to(piece if escaped is None else escaped)
             self._from = self.at
 
-    # The steps of a parser. They treat the end of the reply like an unexpected character.
+    # The methods below are a parser's steps. They treat the end of the reply like an unexpected character.
 
     def more(self) -> Steps[bool]:
         """Waits for a character. Returns False at the end of the reply."""
@@ -151,7 +151,7 @@ class Source:
                     return left[0]
         return ""
 
-    # JSON text by RFC 8259, without recursion and without building values.
+    # The methods below skip JSON text (RFC 8259). They use no recursion and build no values.
 
     def json_string(self) -> Steps[bool]:
         """Skips a string, which begins here. Returns False and stops at the first invalid character.
@@ -193,7 +193,7 @@ class Source:
         A number ends before the first character that cannot be part of a number.
         """
         closers: list[str] = []
-        wants = "value"  # or "value or end", "key", "key or end", "colon", "next"
+        wants = "value"  # what may come next; also "value or end", "key", "key or end", "colon", "next"
         while True:
             # A top-level value begins here; the caller has skipped any white space before it.
             c = yield from self.skip_space() if closers else self.next_char()

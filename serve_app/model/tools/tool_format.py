@@ -19,7 +19,7 @@ class ToolFormat:
 
     name: str
     parser: type[ReplyParser]
-    call: str  # one call with NAME and ARGUMENTS
+    call: str  # the text of one call, with the placeholders NAME and ARGUMENTS
     used_by: Callable[[str], bool]  # whether the Jinja text of a chat template writes calls this way
     separator: str | None
     opening: str = ""

@@ -79,7 +79,7 @@ def _postgresql_triggers() -> None:
             f"CREATE TRIGGER {table}_append_only BEFORE UPDATE{columns} OR TRUNCATE ON {table} "
             "FOR EACH STATEMENT EXECUTE FUNCTION ledger_append_only()"
         )
-        # A trigger's condition cannot query another table.
+        # A trigger's condition cannot query another table, so its function checks the condition.
         op.execute(
             f"CREATE FUNCTION ledger_keep_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF ({kept}) "
             "THEN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME; END IF; RETURN OLD; END $$"

@@ -93,8 +93,8 @@ class NativeRunner:
         self.vocab_size = shape.vocab
         self.class_bounds = table.bounds
         self._table = table
-        per_head = 2 * shape.head_dim * block_size  # values of K and V in a block
-        per_block = per_head * 2 * shape.kv_heads * shape.num_layers  # bytes
+        per_head = 2 * shape.head_dim * block_size  # values of K and V per head in a block
+        per_block = per_head * 2 * shape.kv_heads * shape.num_layers  # bytes, two per value
         self.num_blocks = blocks_within(settings, per_block, table.bounds[-1])
         try:
             cache = huge_pages(self.num_blocks * per_block)

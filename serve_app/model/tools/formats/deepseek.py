@@ -83,8 +83,8 @@ V3 = ToolFormat(
     begins=CALLS_BEGIN,
     also_begins=(CALL_BEGIN,),
     reads_tools=False,
-    # The templates concatenate the arguments with text, so they fail on an object, and R1's template writes calls only
-    # if the content is null. Calls of earlier turns are therefore inserted as text, which gives the same prompt.
+    # The templates concatenate the arguments with text, which fails for an object. R1's template writes calls only if
+    # the content is null. So calls of earlier messages are inserted as text, which gives the same prompt.
     reads_calls=False,
 )
 V31 = replace(

@@ -30,7 +30,7 @@ class HermesParser(ReplyParser):
 
 
 def _used_by(template: str) -> bool:
-    # Qwen3-Coder and GLM write XML-like text into the same tags.
+    # The templates of Qwen3-Coder and GLM use the same tags, but write XML-like calls, not JSON, into them.
     return BEGIN in template and not re.search(r"<function=|<arg_key>|<parameter=", template)
 
 

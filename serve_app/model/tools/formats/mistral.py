@@ -32,7 +32,7 @@ class MistralParser(ReplyParser):
     def _text_and_calls(self) -> Steps[None]:
         if (yield from self._source.skip_space()) == "[":
             self._source.at += 1
-            if (yield from self._source.next_char()) == TOOL_CALLS[1]:  # an array cannot continue like this
+            if (yield from self._source.next_char()) == TOOL_CALLS[1]:  # the marker: no array begins like this
                 if (yield from self._source.skip(TOOL_CALLS[1:])):
                     yield from self._read_call()
                 else:
