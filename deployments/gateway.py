@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -61,6 +62,9 @@ BACKGROUND_S = 560.0  # time for responses that run in the background to end
 CONSOLE = "console"  # the application's name
 SETTLE_S = 5.0  # time for the ledger to accept the rest of the spool; then another gateway takes over the spool
 HAND_OVER_S = 5.0
+# Maximum seconds for which the event loop waits for the interpreter lock while another thread checks a large body
+# (Python's switch interval). The default is 5 ms, and a request wakes the loop several times.
+SWITCH_S = 0.0005
 
 logger = logging.getLogger("ray.serve")
 
@@ -83,6 +87,7 @@ class Gateway:
         logger.info("serve-app %s", __version__)
         yield_to_models()
         amend_http_server()
+        sys.setswitchinterval(SWITCH_S)
         self._metrics = RayMetrics()
         self._shares: dict[tuple[str, str], float] = {}  # last exported share by identifier and backend
         backends = self._backends = BackendHandles(own_host())
@@ -159,7 +164,7 @@ class Gateway:
         record_prices(self._ledger, {name: model.price.per_token() for name, model in settings.models.items()})
 
     def _export_catalogue(self, catalogue: Catalogue) -> None:
-        """Exports all counters and histograms as 0, and each backend's share of its identifier's requests."""
+        """Exports counters and histograms without values as 0, and the backends' shares of requests by identifier."""
         served = [(model, name) for model in catalogue.identifiers for name in catalogue.behind(model)]
         served.append((metrics.NONE, metrics.NONE))
         self._metrics.export_zeros(
