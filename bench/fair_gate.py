@@ -232,7 +232,7 @@ def simulate(
     has_light: bool = False,
     steps: int = 100,
 ) -> Outcome:
-    """Runs a load for `steps` steps to warm up and `steps` to measure. `gate` creates a gate from `step_tokens`."""
+    """Runs a load for `steps` steps, then measures as many steps. `gate` creates a gate from `step_tokens`."""
     return Simulation(load, None if gate is None else gate(load.step_tokens), has_light).run(steps)
 
 

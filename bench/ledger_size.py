@@ -126,7 +126,7 @@ class World:
 
     @contextmanager
     def settling(self, per_second: float, waits: list[float]) -> Iterator[None]:
-        """While the body runs, a thread settles at this rate in batches of 10. `waits` gets the seconds of each."""
+        """A thread settles at this rate while the body runs, 10 at a time. `waits` gets the seconds of each batch."""
         ended = threading.Event()
 
         def settle() -> None:

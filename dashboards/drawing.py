@@ -26,7 +26,7 @@ Answers = Mapping[int, Sequence[tuple[str, Series]]]
 
 
 def draw(title: str, panels: Sequence[Panel], answers: Answers, time: tuple[float, float], path: Path) -> None:
-    """Writes the picture of the panels. `answers` are by panel id, `time` is in Unix seconds. Needs matplotlib."""
+    """Writes the picture of the panels. `answers`: by panel id. `time`: the range in Unix seconds. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -120,7 +120,7 @@ def _graph(axis: Any, panel: Panel, found: Sequence[tuple[str, Series]], time: t
 
 
 def _name(axis: Any, found: Sequence[tuple[str, Series]], place: tuple[float, float]) -> None:
-    """Draws the legend: the largest lines, and the number of the others. `place` is in shares of the picture."""
+    """Draws the legend: names of the largest lines, and the number of the others. `place`: fractions of the picture."""
     shown_lines = _with_values(found)
     handles, labels = axis.get_legend_handles_labels()
     if not any(labels):
@@ -141,7 +141,7 @@ def _with_values(found: Sequence[tuple[str, Series]]) -> list[tuple[str, Series]
 
 
 def _with_gaps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns the points with NaN in gaps longer than GAP_MS, where the board interrupts the line, too."""
+    """Returns the points with NaN in gaps longer than GAP_MS. This interrupts the line as on the board."""
     found: list[tuple[float, float]] = []
     for moment, value in points:
         if found and moment - found[-1][0] > GAP_MS / 1000:

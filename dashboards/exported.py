@@ -1,4 +1,4 @@
-"""Metrics of Ray and HAProxy that the boards use. Ray's are named as in its sources."""
+"""Metrics of Ray and HAProxy that the boards use. Ray's metrics have their names in Ray's source code."""
 
 from __future__ import annotations
 

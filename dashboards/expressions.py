@@ -13,7 +13,7 @@ DURATION: Final = re.compile(r"\[\$__(rate_interval|range|interval)\b")
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the panels without rows, including the panels in collapsed rows."""
+    """Returns the panels, including those in collapsed rows. Leaves out the rows themselves."""
     found = [nested for panel in board["panels"] for nested in (panel, *panel.get("panels", []))]
     return [panel for panel in found if panel["type"] != "row"]
 

@@ -20,7 +20,7 @@ WIDTH: Final = 24
 def board(
     which: Board, description: str, variables: Sequence[str], rows: Mapping[str, Sequence[Panel]]
 ) -> dashboard.Dashboard:
-    """Builds a board. `variables` to choose besides data source, cluster and namespace: "identifier", "backend"."""
+    """Builds a board with data source, cluster, namespace and `variables` ("identifier", "backend") to choose."""
     made = build.Dashboard(which.value).uid(which.uid).description(description).tags([TAG]).editable()
     made.timezone("browser").refresh("30s").time("now-3h", "now").tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
     made.link(

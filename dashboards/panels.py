@@ -55,7 +55,7 @@ def single(
     empty: str = "no data",
     names: Mapping[int, str] | None = None,
 ) -> stat.Panel:
-    """Builds a panel with the current value. `empty` is shown if there is none, and `names` instead of some numbers."""
+    """Builds a panel with the current value, or `empty` without a value. `names`: texts to show instead of numbers."""
     panel = stat.Panel().title(title).description(_advice(good, otherwise)).unit(unit).links([_next(then)])
     steps = [dashboard.Threshold(value, color) for value, color in thresholds]
     panel.thresholds(build.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps))
@@ -80,7 +80,7 @@ def graph(
     then: Board,
     stacked: bool = False,
 ) -> timeseries.Panel:
-    """Builds a panel with lines: expressions by legend."""
+    """Builds a panel with lines. `lines` has their expressions by legend."""
     panel = timeseries.Panel().title(title).description(_advice(good, otherwise)).unit(unit).links([_next(then)])
     panel.color_scheme(build.FieldColor().mode(dashboard.FieldColorModeId.PALETTE_CLASSIC))
     panel.fill_opacity(40 if stacked else 8).axis_soft_min(0).span_nulls(GAP_MS)

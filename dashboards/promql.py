@@ -49,7 +49,7 @@ def quantile(of: float, histogram: Metric, by: str = "", where: str = "", over: 
 
 
 def quantiles(histogram: Metric, by: str = "", where: str = "") -> dict[str, str]:
-    """Returns p50, p95 and p99 by legend."""
+    """Returns expressions for p50, p95 and p99, by legend."""
     legend = "".join(f" {{{{{label.strip()}}}}}" for label in by.split(",") if label)
     return {f"p{of * 100:.0f}{legend}": quantile(of, histogram, by, where) for of in (0.5, 0.95, 0.99)}
 
@@ -72,7 +72,7 @@ def share(part: str, whole: str) -> str:
 
 
 def or_zero(expression: str) -> str:
-    """Returns an expression that is 0 without a value, for metrics exported only while above 0."""
+    """Returns the expression with 0 instead of no value, for metrics that are exported only while above 0."""
     return f"({expression} or vector(0))"
 
 

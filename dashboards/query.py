@@ -19,7 +19,7 @@ Point = tuple[float, float]  # Unix seconds, value
 def filled(
     expression: str, chosen: Mapping[str, str] | None = None, *, window: str = RATE_WINDOW, shown: str = "5m"
 ) -> str:
-    """Returns the expression as Grafana sends it. `chosen` has a regular expression by variable; default: ALL.
+    """Returns the expression as Grafana sends it. `chosen`: regular expressions by variable; others: ALL.
 
     `shown` is the board's time range, as a PromQL duration.
     """

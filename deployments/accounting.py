@@ -64,14 +64,14 @@ class Accounting:
         return await self._server.address()
 
     def check_health(self) -> None:
-        """Fails if a thread is stuck, so that Serve replaces the process. An unavailable database does not fail it."""
+        """Fails if a thread is stuck, so that Serve replaces the process. An unavailable database is no failure."""
         self._service.check_health()
 
     async def answer(self, message: list[Settlement] | Command[Any]) -> Any:
         return await self._service.answer(message)
 
     async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
-        """Answers model replicas, which use only this method."""
+        """Answers a call from a model replica. Replicas use only this method."""
         return await self._service.answer_replica(message)
 
     async def __del__(self) -> None:

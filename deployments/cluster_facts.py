@@ -99,8 +99,8 @@ def gather() -> Facts:
 def _address(given: str) -> str:
     """Returns HOST:PORT of the head. `given` may be "auto". Raises ConnectionError if there is no cluster.
 
-    On Linux, Ray (2.60) replaces a loopback address with the machine's other address, where `make serve` does not
-    listen.
+    On Linux, Ray (2.60) would replace a loopback address with the machine's other address, where `make serve` does not
+    listen. This function turns that off.
     """
     address: str = services.get_ray_address_from_environment(given, None)
     with contextlib.suppress(ValueError):  # the host is a name, not an address

@@ -31,11 +31,11 @@ class Line:
     """Sends calls to one replica.
 
     `by_serve` sends a call through Serve. `find_address` asks the replica, through Serve, for the address of its
-    Server, and returns None if it has none.
+    Server, and returns None if the replica has no Server.
 
     Serve remains the authority on which replica to use. A replica that was replaced may live on for a moment, and two
-    limiters must not both decide. So the line queries the address through Serve about twice a second, and does not use
-    a connection that was not confirmed recently.
+    limiters must not both decide. So the line queries the address through Serve about twice a second, and uses only a
+    connection that was confirmed recently.
     """
 
     def __init__(

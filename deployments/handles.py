@@ -103,7 +103,7 @@ class ReplicaAccountingHandle:
 
 
 class OtherGateways:
-    """The other gateways, for a gateway that is stopping. Serve routes no calls to gateways that are stopping."""
+    """The other gateways, for a gateway that is stopping. Serve calls only gateways that are not stopping."""
 
     def __init__(self) -> None:
         self._taking: DeploymentHandle | None = None
@@ -235,10 +235,10 @@ class BackendHandles:
                 _cancel(response)
 
     async def _ended_early(self, reply: OpenReply, answer: asyncio.Future[str | None]) -> bool:
-        """Returns True if all replicas were full, False if the last event arrives after all.
+        """Finds out why a call ended before its last event arrived.
 
-        Raises the error of a call that ended early for another reason. Errors arrive through Serve, events through
-        another connection.
+        Returns True if all replicas were full, and False if the last event arrives after all. For any other reason,
+        raises the call's error. Errors arrive through Serve, events through another connection.
         """
         if not answer.done():  # the connection is lost, or the replica has failed: Serve reports the reason
             await asyncio.wait([answer], timeout=REASON_S)
@@ -277,7 +277,7 @@ class BackendHandles:
         return answer
 
     async def fingerprint(self, backend: str) -> str:
-        """See BackendPort. Queries the replicas once for each deployment of their application."""
+        """See BackendPort. Keeps the answer of the replicas until their application is deployed again."""
         application, adapter = application_of(backend), adapter_of(backend)
         status = (await self.status()).get(application)
         if status is None or not status["replicas"]:

@@ -23,7 +23,7 @@ class KeptRequestIds(http_util.RequestIdMiddleware):
 
 
 class UnchunkedBefore11(httptools_impl.RequestResponseCycle):
-    """uvicorn's response. Over HTTP/1.0, a body without a length ends with the connection (RFC 9112, section 6.1).
+    """uvicorn's response. Over HTTP/1.0, closing the connection ends a body without a length (RFC 9112, section 6.1).
 
     uvicorn would send it in chunks, and an HTTP/1.0 client would read the chunk headers as part of the body.
     """
@@ -53,7 +53,7 @@ class AcceptsSeveral(uvicorn.Server):
 
 
 def amend_http_server() -> None:
-    """Installs the corrections. Call this in an ingress's constructor, as Serve starts its HTTP server after it."""
+    """Installs the corrections. Call this in an ingress's constructor: Serve starts its HTTP server afterwards."""
     http_util.RequestIdMiddleware = KeptRequestIds
     uvicorn.Server = AcceptsSeveral  # type: ignore[misc]
     httptools_impl.RequestResponseCycle = UnchunkedBefore11  # type: ignore[misc]

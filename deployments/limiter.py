@@ -93,7 +93,7 @@ class Limiter:
         return await self._service.ask(asks)
 
     async def __del__(self) -> None:
-        """Stops the service, so that a successor can start at once."""
+        """Answers the open calls and stops the limiter, so that its successor can start at once."""
         await self._server.finish(ANSWERS_S)
         await self._service.stop()
         self._server.close()

@@ -1,7 +1,7 @@
 """Exports metrics through Ray's metrics API. Sums the counters between two flushes.
 
 A call into Ray's metrics takes a lock that Ray's exporter sometimes holds. Without the sums, requests would wait for
-this lock, and the service without its model would handle a fifth fewer requests per second (docs/benchmarks.md). A
+this lock, and the path around the model (docs/benchmarks.md) would handle a fifth fewer requests per second. A
 process that dies loses the metrics of its last half second. This is harmless, because nothing is billed from metrics.
 
 Ray exports a gauge only if it was set since the last export (ray 2.60). So each gauge is set again before each export.
@@ -101,7 +101,7 @@ class RayMetrics:
             self._later(FLUSH_S, self.flush_metrics)
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Schedules `call` outside the current request's context: Ray would add the request's route as a tag."""
+        """Schedules `call` outside the current request's context. In it, Ray would add the request's route as a tag."""
         asyncio.get_running_loop().call_later(delay_s, call, context=contextvars.Context())
 
     def _ray(self, metric: Metric) -> Any:

@@ -104,7 +104,7 @@ def _tls() -> Facts:
 
 
 def _ledger(gateway_args: Facts | None) -> Facts | None:
-    """Checks the ledger; None if this node has no ledger address.
+    """Returns the ledger's error, which is empty if it works; None if this node has no ledger address.
 
     The error never contains the address, because the address may contain a password.
     """

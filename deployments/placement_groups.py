@@ -16,9 +16,9 @@ Bundle = dict[str, float]
 def group_of(tensor: int, pipeline: int, actor: Mapping[str, Any]) -> tuple[list[Bundle], str]:
     """Returns the bundles and the strategy for these parallel sizes and the replica's ray_actor_options (`actor`).
 
-    A tensor-parallel group must be on one machine, so a single group has the strategy STRICT_PACK. Pipeline stages may
-    be on several machines: PACK. If each machine of a pool has one unit of a custom resource, the bundles of a stage
-    divide it, so that a machine gets one whole stage.
+    A tensor-parallel group must be on one machine, so a single group has the strategy STRICT_PACK. Several pipeline
+    stages have the strategy PACK, because they may be on several machines. If each machine of a pool has one unit of a
+    custom resource, the bundles of a stage share this unit, so that a machine gets one whole stage.
     """
     pool: Bundle = dict.fromkeys(actor.get("resources") or {}, 1 / tensor)
     worker: Bundle = {"GPU": 1, **pool}

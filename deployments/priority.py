@@ -14,8 +14,8 @@ PAGES_YIELDING = 15
 def yield_to_models(niceness: int = YIELDING) -> None:
     """Lowers the priority of this process, which runs only in short bursts, so that models on this machine run first.
 
-    Otherwise each chunk that this process sends interrupts the thread that computes the next one, even if another core
-    is idle. On two cores this costs a quarter of the tokens per second at 16 streams.
+    Otherwise each chunk that this process sends interrupts the thread that computes the next chunk, even if another
+    core is idle. On two cores this costs a quarter of the tokens per second at 16 streams.
     """
     if not hasattr(os, "setpriority"):
         return

@@ -40,7 +40,7 @@ _IS_LINUX: Final = sys.platform == "linux"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a listener. With an empty `host`, it only listens at `name` in the abstract namespace."""
+    """The address of a listener. With an empty `host`, the listener is only at `name` in the abstract namespace."""
 
     name: str
     host: str
@@ -190,7 +190,7 @@ class Listener(ABC):
         """Returns the protocol of a new connection."""
 
     async def address(self) -> Address:
-        """Returns the address for `connect`, and starts to listen. Raises OSError if the listener was closed before."""
+        """Returns the address for `connect`. The first call starts to listen; after `close`, it raises OSError."""
         listening = self._listening
         if listening is None or (listening.done() and (listening.cancelled() or listening.exception() is not None)):
             if self.closed:

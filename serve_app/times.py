@@ -40,7 +40,7 @@ def longest_reply_s(user_config: Mapping[str, Any]) -> float:
 def chain_problems(chain: Sequence[Sequence[Part]]) -> Iterator[str]:
     """Yields one line for each part whose time is too short. The first link of `chain` is the longest reply.
 
-    The parts of a link apply in parallel. A link is empty if its values are unknown; it is skipped.
+    A link has the parts that apply in parallel. An empty link is skipped, because its values are unknown.
     """
     earlier: Part | None = None
     for link in chain:

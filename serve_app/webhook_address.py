@@ -1,7 +1,7 @@
 """Resolves a webhook's address. Account holders choose it, so it must not lead into the service's own network.
 
 The name is resolved once, and the connection goes to the resolved address. A later change of the name has no effect.
-Account holders do not learn how a name resolves here: it may be a name of the service's own network.
+Account holders must not learn how a name resolves here, because it may be a name of the service's own network.
 """
 
 from __future__ import annotations

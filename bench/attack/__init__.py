@@ -1,1 +1,1 @@
-"""A load test of the service's defences: hostile clients on loopback, while ordinary clients measure their latency."""
+"""A load test of the service's defences: hostile clients attack it on loopback, while ordinary ones measure latency."""

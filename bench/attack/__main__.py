@@ -28,7 +28,7 @@ QUICK = Scope(calm_s=5, attack_s=6, recovery_s=1, control_s=0)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, even if promises fail. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
+    """Returns the exit status: 0, even if a promise fails. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
     options = _options(arguments)
     if options.render:
         results = json.loads(options.render.read_text())

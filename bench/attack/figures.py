@@ -88,7 +88,7 @@ def factor(calm: dict[str, Any], other: dict[str, Any]) -> float | None:
 
 
 def is_settled(requests: Sequence[Sent], since: float, calm_p99: float | None) -> bool:
-    """Returns whether requests began after `since`, and each got a complete reply without a late first token."""
+    """Returns whether requests began after `since`, and all of them got complete replies with a timely first token."""
     if calm_p99 is None:
         return True
     there = [one for one in requests if one.began_at >= since and not one.is_new]
@@ -116,7 +116,7 @@ def recovered_s(requests: Iterable[Sent], since: float, until: float, calm_p99: 
 def judged(
     requests: Sequence[Sent], probes: Sequence[Probe], marks: dict[str, tuple[float, float]], given_up_s: float
 ) -> dict[str, Any]:
-    """Returns an attack's figures. `marks` has each window's start and end; `control` is optional."""
+    """Returns an attack's figures. `marks` has each window's start and end; the window `control` is optional."""
     windows = {name: window(requests, *mark, given_up_s) for name, mark in marks.items()}
     calm = windows["calm"]
     return {

@@ -44,7 +44,7 @@ class Attack:
 
 
 def head(path: str, key: str | None, length: int | None, *more: str) -> bytes:
-    """The head of a POST with a body of `length` bytes, or of a GET."""
+    """The head of a POST with a body of `length` bytes; if it is None, of a GET."""
     lines = [f"{'GET' if length is None else 'POST'} {path} HTTP/1.1", "host: 127.0.0.1", *more]
     if key is not None:
         lines.append(f"authorization: Bearer {key}")

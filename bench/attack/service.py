@@ -37,7 +37,7 @@ class Attacked(OneReplica):
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Keys of the ordinary clients, including unused ones, the customer's key, and the attackers' target."""
+    """Keys of the ordinary clients (`new_keys`: not used yet) and of the customer, and the attackers' target."""
 
     keys: tuple[str, ...]
     new_keys: tuple[str, ...]

@@ -42,7 +42,7 @@ class Scope:
     seed: int = 1
 
     def new_keys(self) -> int:
-        """Returns the number of new keys to create. If a run takes longer, its last requests use known keys."""
+        """Returns how many new keys to create. If a run takes longer than planned, its last requests use known keys."""
         one = self.calm_s + self.attack_s + self.recovery_s + self.control_s + 10
         return 1 + int((WARM_UP_S + len(self.attacks) * one) * self.per_s / NEW_KEY_EVERY)
 

@@ -2,7 +2,7 @@
 
 Each case hides a second request in bytes that RFC 9112 defines as one request or as invalid. These must hold:
 - The connection gets no more responses than the number of requests sent on it.
-- The hidden request has no effect, and no response on any connection.
+- The hidden request has no effect and no response, unless RFC 9112 also allows reading it as a separate request.
 - Other clients, whose requests share HAProxy's connections to the gateway, get the responses to their own requests.
 
 The hidden request creates an account with the operator key, so its effect is visible even if its response is lost. An

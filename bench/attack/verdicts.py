@@ -13,7 +13,7 @@ MAX_FACTOR: Final = 1.5  # maximum ratio of the p99 of the time to the first tok
 
 
 def factor_of(name: str) -> Callable[[Results], Spread | None]:
-    """Returns a function that finds an attack's factor, or None if the attack was not measured."""
+    """Returns a function that finds an attack's factor. It returns None if the attack was not measured."""
 
     def measure(results: Results) -> Spread | None:
         found = results["records"].get(name, {}).get("factor")
@@ -23,7 +23,7 @@ def factor_of(name: str) -> Callable[[Results], Spread | None]:
 
 
 def total(count: Callable[[Results], Iterable[float]]) -> Callable[[Results], Spread | None]:
-    """Returns a function that adds up the numbers from `count`, or returns None if there are none."""
+    """Returns a function that adds up the numbers from `count`. It returns None if there are no numbers."""
 
     def measure(results: Results) -> Spread | None:
         counts = list(count(results))

@@ -27,7 +27,7 @@ class ServeTuning:
 class ServePolicy:
     """`replica_queue_length_autoscaling_policy` with its delays and factors, using the functions of Ray 2.60.
 
-    Ray's wrapper reads the wall clock, so `wanted` calls its steps in the same order with the simulated time.
+    Ray's wrapper reads the wall clock, so `wanted` calls the wrapper's steps itself, with the simulated time.
     """
 
     def __init__(self, tuning: ServeTuning, least: int, most: int) -> None:
@@ -96,9 +96,9 @@ class KedaTuning:
 class KedaPolicy:
     """The HPA's rule for an external metric with AverageValue: total depth / threshold, rounded up.
 
-    A change of at most 10% is ignored. One sync at most doubles the replicas or adds four. Scaling down stops at the
-    highest number wanted within the stabilization window (Kubernetes' documentation, "Algorithm details" and "Default
-    behavior").
+    A change of at most 10% is ignored. One sync can double the replicas or add four, whichever is more. Scaling down
+    stops at the highest number wanted within the stabilization window (Kubernetes' documentation, "Algorithm details"
+    and "Default behavior").
     """
 
     tuning: KedaTuning

@@ -27,7 +27,7 @@ Tuning = ScalingSettings | ServeTuning | KedaTuning | ForesightTuning
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A day to simulate. With `tuning_day`, only the hours on which settings are chosen."""
+    """A day to simulate. A `tuning_day`, used to choose settings, consists only of `hours`."""
 
     shape: str
     tuning: Tuning

@@ -47,6 +47,6 @@ class Foresight:
 
 
 def full_s(device: Device, arrival: Arrival) -> float:
-    """A request's share of a replica's time, in seconds, if all slots are in use."""
+    """Seconds of a replica's time that a request takes if all slots are in use."""
     step_s = (device.step_s + device.row_s * device.slots) / device.slots
     return arrival.prompt / device.prefill_per_s + arrival.output * step_s

@@ -4,7 +4,7 @@
   2024; github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_{conv,code}.csv, CC-BY). The quantiles below
   are those of the files. In the files, the coefficients of variation (conversation, code) are 0.25 and 1.03 for
   requests per minute, and 1.09 and 13 for gaps between requests. The daily curve is our assumption: the busiest hour
-  has 1.7 and 2.8 times the mean rate, and 3.3 and 34.6 times the rate of the quietest hour.
+  has 1.7 times the mean rate and 3.3 times that of the quietest hour (conversation), or 2.8 and 34.6 times (code).
 - `bursts`: gaps with a gamma distribution, as in BurstGPT's model of its trace (Wang et al., arXiv 2401.17644), with a
   shape of 0.25 (a coefficient of variation of 2). The daily curve is that of `conversation`, with surges to three times
   the rate.
@@ -94,7 +94,7 @@ def arrivals(shape: Shape, seed: int, seconds: float = DAY_S, since_s: float = 0
 
 
 def draw(quantiles: Quantiles, share: float) -> int:
-    """Tokens at a share of the distribution, interpolated linearly between its quantiles."""
+    """Number of tokens at the quantile `share`, interpolated linearly between the given quantiles."""
     index = min(bisect_right(quantiles, (share, 1e9)), len(quantiles) - 1)
     (low, fewer), (high, more) = quantiles[index - 1], quantiles[index]
     return max(1, round(fewer + (more - fewer) * (share - low) / (high - low)))

@@ -57,7 +57,7 @@ BEFORE = ServeTuning(8.0)  # earlier settings of cluster/: a target of half the 
 
 
 def serve_neighbours(best: ServeTuning) -> list[ServeTuning]:
-    """Returns the settings to try around the best: no delay, a shorter look-back, a factor."""
+    """Returns variations of `best` to try: fast upscaling with two delays of downscaling, and a factor of 2."""
     return [
         replace(best, upscale_delay_s=0.0, look_back_period_s=10.0),
         replace(best, upscale_delay_s=0.0, look_back_period_s=10.0, downscale_delay_s=900.0),

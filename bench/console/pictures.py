@@ -1,7 +1,7 @@
 """Takes pictures of the console for README.md: `make pictures`, two minutes.
 
-It needs Debian's chromium-driver. With `--all`, it takes every page instead, at the sizes of a desktop and a phone, in
-about twelve minutes. The service then has a canary and some minutes of traffic.
+It needs Debian's chromium-driver. With `--all`, it takes pictures of every page instead, at the sizes of a desktop and
+a phone, of a service with a canary and some minutes of traffic. This takes about twelve minutes.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Load:
 
 
 def tokens_of(reply: Reply, count: CountTokens) -> int:
-    """Output tokens of the reply, as reported by the server. Counts the text if the reply was interrupted."""
+    """Output tokens of the reply, as reported by the server. If the reply was interrupted, counts those of its text."""
     return reply.completion_tokens if reply.completion_tokens is not None else count(reply.text)
 
 

@@ -57,7 +57,7 @@ class EngineServer(Server):
         }
 
     def call(self, ask: Ask) -> Call:
-        """The request's bytes; the connection is closed after it."""
+        """A request as bytes. It asks the server to close the connection after the reply."""
         body = json.dumps(self.body(ask)).encode()
         head = [
             "POST /v1/chat/completions HTTP/1.1",

@@ -27,7 +27,7 @@ class System(Server):
     """A system that serves the requests of the load."""
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Compares its ledger with `answered` replies and at most `cut` cancelled requests. Empty without a ledger."""
+        """Compares its ledger to `answered` replies and up to `cut` cancelled requests. Returns {} without a ledger."""
         return {}
 
 

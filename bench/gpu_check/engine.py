@@ -1,4 +1,4 @@
-"""Measures our engine on one GPU: step time compared with its floor, throughput of 64 sequences, and transformers.
+"""Measures our engine on one GPU: step time compared with its floor, and throughput compared with transformers'.
 
 The floor is the lowest possible time of a step. In this time, all weights and the sequences' K and V are read once from
 the card's memory, at the speed of a copy in the same run. transformers runs `generate_batch` with CUDA graphs on the

@@ -106,7 +106,7 @@ def await_ready(process: subprocess.Popen[str]) -> None:
 
 
 def kill(process: subprocess.Popen[str], memory: Memory, by: Any) -> dict[str, Any]:
-    """Measures the seconds until the processes have ended, and until their memory is free (None: over PATIENCE_S)."""
+    """Measures the seconds until the processes have ended and until their memory is free; None: not in PATIENCE_S."""
     began = time.monotonic()
     by()
     ended = freed = None

@@ -71,7 +71,7 @@ def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def model_folder(shape: str, options: Any) -> Path:
-    """Writes a model with its tokenizer, once per run."""
+    """Returns the folder of a model with its tokenizer. Writes it once per run."""
     folder: Path = options.work / f"model-{shape}"
     if not (folder / "tokenizer.json").is_file():
         model = make_model(shape, torch.device(options.device), getattr(torch, options.dtype))
@@ -124,7 +124,7 @@ async def ask(engine: EnginePort, prompt: Sequence[int], length: int, **sampling
 
 
 def generate(engine: EnginePort, asked: Sequence[Sequence[int]], length: int) -> float:
-    """Sends all prompts at once. Returns the seconds until each has a reply of `length` tokens."""
+    """Sends all prompts at once. Returns the seconds until all have replies of `length` tokens."""
 
     async def all_replies() -> None:
         await asyncio.gather(*(ask(engine, prompt, length) for prompt in asked))

@@ -23,7 +23,7 @@ _SERVICE: Final = ("ray", "fastapi", "sqlalchemy", "httpx", "psutil")
 
 
 def vllm_python() -> str | None:
-    """The interpreter with vLLM: this one, or that of `make engine-vllm`; None without vLLM."""
+    """The interpreter with vLLM: this one, SERVE_APP_VLLM_PYTHON, or that of `make engine-vllm`; None without vLLM."""
     if find_spec("vllm") is not None:
         return sys.executable
     named = os.environ.get("SERVE_APP_VLLM_PYTHON") or str(ROOT / ".vllm" / "bin" / "python")
@@ -69,7 +69,7 @@ PARTS: Final = (
 
 
 def limits(parts: Iterable[Part], budget_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
-    """Yields each part's time limit in seconds: its share of the time left. Later parts share what it does not use."""
+    """Yields each part's time limit in seconds: its share of the time left. Later parts share unused time."""
     waiting, ends = list(parts), clock() + budget_s
     while waiting:
         share = waiting[0].weight / sum(part.weight for part in waiting)

@@ -124,7 +124,7 @@ def make_server(args: dict[str, Any], options: Options) -> Any:
 
 
 async def measure_http(server: Any, streams: int, rounds: int, length: int) -> dict[str, Any]:
-    """Measures `streams` clients. Each sends its next request when its last reply has ended."""
+    """Measures `streams` clients. Each sends its next request when its previous reply has ended."""
     from bench.harness.client import Call, exchange
     from bench.harness.replies import RawReply, read
 

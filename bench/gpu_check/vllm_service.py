@@ -1,6 +1,6 @@
 """Measures the whole service on vLLM over HTTP, and vLLM's own server with the same model and load.
 
-The part `vllm` gives this load to the engine alone. After the load, the replica is killed while it generates.
+After the load on the service, its replica is killed while it generates. The part `vllm` measures the engine alone.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class _Exchange(asyncio.Protocol):
 
 
 async def exchange(call: Call, into: list[RawReply]) -> RawReply:
-    """Sends a request and reads the whole reply. Adds it to `into` at the start, so a cancelled one is kept."""
+    """Sends a request and reads the whole reply. Adds the reply to `into` first, so a cancelled one is kept."""
     reply = RawReply(time.perf_counter(), call.max_tokens)
     into.append(reply)
     loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ def cpu_by_part(tree: Tree) -> dict[str, float]:
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Processor seconds between two readings. A part whose processes ended between them counts as 0."""
+    """Processor seconds between two readings. A part whose sum fell because a process ended counts as 0."""
     return {part: max(0.0, seconds - before.get(part, 0.0)) for part, seconds in after.items()}
 
 

@@ -58,7 +58,7 @@ class Tree:
         return max(0.0, self.cpu_s() - before) / (time.perf_counter() - began)
 
     def memory(self) -> int:
-        """Sum of proportional set sizes in bytes, which counts shared pages once; resident sizes if unknown."""
+        """Memory in bytes: proportional set sizes, which count shared pages once; if unknown, resident sizes."""
         total = 0
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -114,7 +114,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Called in a new child: Ctrl-C then does not reach it. On Linux, it gets signal `number` when its parent dies."""
+    """Protects this new child process from Ctrl-C. On Linux, it gets signal `number` when its parent dies."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

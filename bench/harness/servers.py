@@ -116,7 +116,7 @@ class Launched(Server):
             return json.load(answer)
 
     def new_account(self, name: str, credit: str, **fields: Any) -> tuple[str, str]:
-        """Creates an account. Returns its id and key. The first account's credit is too small for many runs."""
+        """Creates an account. Returns its id and key. The launcher's account has too little credit for many runs."""
         body = {"name": name, "credit": credit, "kind": "grant", **fields}
         account = str(self.admin("/admin/accounts", body)["id"])
         return account, str(self.admin(f"/admin/accounts/{account}/keys", {"name": "bench"})["key"])

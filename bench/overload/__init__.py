@@ -1,1 +1,1 @@
-"""The real service under three times its capacity: goodput, shares by weight, waits, refusals."""
+"""Measures the real service under three times the load it can serve: goodput, shares by weight, waits, refusals."""

@@ -1,1 +1,1 @@
-"""A day of thousands of accounts on a simulated backend, through the service's own admission and pressure control."""
+"""Simulates a day of thousands of accounts on one backend, with the service's own admission and pressure control."""

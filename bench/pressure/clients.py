@@ -1,4 +1,4 @@
-"""How accounts behave: a crowd that sends now and then, workers that always have more, and steady streams."""
+"""Accounts' behaviour: a crowd that sends now and then, workers that always have a next request, and steady streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shape:
 
 
 class Crowd:
-    """Many accounts that send requests at random times. A refused request is retried twice, then given up.
+    """Many accounts that send requests at random times. A refused or failed request is retried twice, then given up.
 
     `rates` has each account's requests per second while `curve` is 1. `curve(t)` is at most `most`.
     """

@@ -112,7 +112,7 @@ class World:
     def submit(
         self, account_id: str, prompt: int, output: int, on_end: Callable[[str], None], max_tokens: int = 1024
     ) -> Refusal | None:
-        """Tries a request. Returns None if admitted; then `on_end` gets "done", "late", "lost" or "full"."""
+        """Sends a request. Returns the refusal, if any; otherwise `on_end` gets "done", "late", "lost" or "full"."""
         number = next(self._numbers)
         request_id = f"r{number}"
         admission = self.shards[self._shard_index(account_id)]

@@ -1,6 +1,6 @@
-"""Compares routers between two replicas, with conversations of several turns: `make bench-routing`.
+"""Compares routers that choose between two replicas, with conversations of several turns: `make bench-routing`.
 
-Routers take turns back and forth, and each turn restarts the service. Run nothing else on the machine.
+The routers alternate, and the service is restarted for each measurement. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _turn(router: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _run(server: Routed, options: argparse.Namespace) -> tuple[set[str], Waits]:
-    """Returns the accounts that hold conversations, and one account's waits during another account's load."""
+    """Runs the load. Returns the accounts of the conversations, and one account's waits during another's load."""
     warm, crowd, one = (Caller(server.port, server.account(name)[1]) for name in ("warm", "crowd", "one"))
     await wait_beside(warm, warm, 8, 0)  # warms up both replicas
     waits: dict[int, list[float]] = {2: [], FLOOD: []}

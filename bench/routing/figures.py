@@ -1,4 +1,4 @@
-"""The figures of one turn of a router: cached prompts, waits, load of the replicas, fairness."""
+"""The figures of one measurement of a router: cached prompts, waits, load of the replicas, fairness."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Waits:
 
 
 def summary(requests: Sequence[Sent], waits: Waits, replicas: int) -> dict[str, Any]:
-    """Returns the figures of one turn, for JSON."""
+    """Returns the figures of one measurement, for JSON."""
     prompts = sum(one.prompt_tokens for one in requests)
     cached = sum(one.cached_tokens for one in requests)
     first = [one.first_token_s for one in requests]

@@ -86,7 +86,7 @@ class Caller:
 
 
 async def wait_beside(crowd: Caller, one: Caller, requests: int, seed: int) -> float:
-    """Seconds to the first token of a request of `one` while `requests` of the crowd run or wait.
+    """Seconds to the first token of a request that `one` sends while `requests` requests of `crowd` run or wait.
 
     The crowd's requests belong to one conversation, so a router with only a hash would send them all to one replica.
     """

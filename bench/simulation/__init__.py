@@ -1,1 +1,1 @@
-"""Simulates a backend with the service's own limits. Replicas are modelled only by the time that they take."""
+"""Simulates a backend with the service's own limits. Of a replica, only the time that requests take is modelled."""

@@ -78,7 +78,7 @@ def load(
     clock: Callable[[], float] = time.perf_counter,
     hang_ups: float = 0.0,
 ) -> Seen:
-    """Keeps `streams` streams open: each client sends its next request after the end of the last reply.
+    """Keeps `streams` streams open: each client sends its next request after the end of its previous reply.
 
     In a share `hang_ups` of the replies, the client hangs up early and sends its next request immediately. The first
     requests are spread over the length of a reply, so that replies also end at different times. `opened` is called

@@ -1,4 +1,4 @@
-"""Rules about money: delivered usage that may not be paid for, and books that do not add up."""
+"""Rules about money: delivered usage that might never be billed, and books that do not add up."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Objectives promised to users, how much of them was missed, and alerts on how fast that uses up the error budget.
+"""Objectives promised to users, the share of requests that miss them, and alerts if misses use the error budget fast.
 
 | slo | counts | missed by |
 |---|---|---|
 | availability | chat requests, without those that were answered with 4xx | 5xx, also one in the middle of a stream |
 | first_token, output_token | served requests | those slower than their identifier's target |
 
-4xx is the client's own fault or limit, and 499 a client that hung up: neither is unavailability. When limits fall
-because capacity is missing, ServeAppPressure fires. A request that fails before its identifier is known
-(`model="none"`) may have been for any of them, so it counts against all requests of the service.
+4xx is the client's own fault or limit, and 499 means that the client hung up: neither is unavailability. When limits
+fall because capacity is missing, ServeAppPressure fires. A request that fails before its identifier is known
+(`model="none"`) may have been for any identifier, so it counts against all requests of the service.
 
 Windows and factors are those of the SRE workbook, chapter 5, for a period of 30 days: 14.4 uses 2% of the budget in an
 hour, 6 uses 5% in six hours, 1 uses 10% in three days. The short window ends an alert soon after its cause.
@@ -50,7 +50,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """`factor` 1 uses the budget of 30 days in 30 days."""
+    """A speed of using up the error budget. `factor` 1 uses the budget of 30 days in exactly 30 days."""
 
     factor: float
     long: str

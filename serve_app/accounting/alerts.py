@@ -188,7 +188,7 @@ def _state(connection: Connection, alert: Row[Any], now: float) -> tuple[str, in
 
 
 def _reached(alert: Row[Any], period: str, value: int) -> tuple[str, int]:
-    """Returns the alert's state and the value. The alert fires at most once per period."""
+    """Returns the next state and the value. The alert fires when its state changes, so at most once per period."""
     return (period if value >= alert.threshold else alert.state), value
 
 

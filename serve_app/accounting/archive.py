@@ -83,7 +83,7 @@ def month_begins(month: str) -> float:
 
 
 def closed_before(connection: Connection) -> float:
-    """Returns a Unix time. If a request ended earlier and has no usage row, it may be in an archive."""
+    """Returns a Unix time. A request that ended before it, and has no usage row, may be in an archive."""
     last = connection.execute(select(func.max(archives.c.before)).where(archives.c.exported_at.is_not(None))).scalar()
     return 0.0 if last is None else month_begins(last) + SETTLING_S / 2
 

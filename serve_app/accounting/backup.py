@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 
 def back_up(database: Database, file: IO[bytes], folder: Path, progress: Progress) -> Manifest:
-    """Writes a backup. Needs room in `folder` for a copy of a SQLite ledger. Raises LedgerError."""
+    """Writes a backup. If the ledger is on SQLite, `folder` needs room for a copy of it. Raises LedgerError."""
     database.expect_head()
     with zipfile.ZipFile(file, "w") as archive:
         write = _write_sqlite if database.kind == "sqlite" else _write_postgresql

@@ -59,7 +59,8 @@ MAX_DIFFERENCES = 100  # per kind: enough to see the pattern
 class Part:
     """Journal entries with `after_entry` < id <= `entry`, and their usage rows.
 
-    Also includes usage rows without an entry, with `after_number` < number <= `number`. None: to the end.
+    Also includes usage rows without an entry, with `after_number` < number <= `number`.
+    If `entry` or `number` is None, that range has no upper end.
     """
 
     after_entry: int
@@ -95,7 +96,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True)
 class AccountRange:
-    """Account ids with `after` < id <= `last`, and the existing ids among them. None: to the end."""
+    """Account ids with `after` < id <= `last`, and the existing ids among them. `last` is None: no upper end."""
 
     after: str
     last: str | None

@@ -47,7 +47,7 @@ def insert_if_new(connection: Connection, table: Table, row: Mapping[str, Any]) 
 
 
 def add_up(connection: Connection, table: Table, sums: Iterable[str], rows: Select[Any]) -> None:
-    """Inserts the rows of a query, or adds their `sums` to existing rows."""
+    """Inserts the rows of a query. If a row with the same primary key exists, adds the columns `sums` to it instead."""
     insert = _INSERT[connection.dialect.name](table)
     # Without a WHERE, SQLite parses ON CONFLICT as a join.
     added = insert.from_select([column.name for column in table.columns], rows.where(text("true")))
@@ -60,7 +60,7 @@ def add_up(connection: Connection, table: Table, sums: Iterable[str], rows: Sele
 
 
 def delete_some(connection: Connection, table: Table, **where: Any) -> int:
-    """Deletes up to `2 * rows_at_once` rows with these values, and returns their number."""
+    """Deletes up to `2 * rows_at_once` rows whose columns have these values. Returns the number of deleted rows."""
     row, limit = _ROW_ID[connection.dialect.name], 2 * rows_at_once(connection)
     conditions = " AND ".join(f"{name} = :{name}" for name in where)
     some = f"SELECT {row} FROM {table.name} WHERE {conditions} LIMIT {limit}"

@@ -134,9 +134,9 @@ class _Sighting:
 class LeaseWatch:
     """Measures how long this process has seen each lease unchanged.
 
-    The time since a renewal that this process has written counts in full. For other leases, the time between two
-    observations counts only up to LOOK_S. The ledger may have been unavailable meanwhile: then the holder could not
-    renew, and its gateways could not post their holds.
+    If this process wrote the latest renewal, all time since then counts. For other leases, at most LOOK_S of the time
+    between two observations counts, because the ledger may have been unavailable between them: the holder could not
+    renew then, and its gateways could not post their holds.
     """
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
@@ -154,7 +154,7 @@ class LeaseWatch:
         return replace(wanted, over=tuple(over))
 
     def look(self, wanted: HoldLease, state: LeaseState) -> None:
-        """Records the answer to a command."""
+        """Records the leases in the answer to a command."""
         now = self._clock()
         for lease in state.blockers:
             self._see(lease, False, now)

@@ -62,7 +62,7 @@ def current_traffic(connection: Connection) -> dict[str, Traffic]:
 
 
 def read_traffic(connection: Connection, versions: Iterable[int | None]) -> list[Traffic]:
-    """Returns the rows with these versions."""
+    """Returns the traffic rows with these versions. Ignores None."""
     known = [version for version in versions if version is not None]
     query = select(served_traffic).where(served_traffic.c.version.in_(known))
     return [traffic_of(row) for row in connection.execute(query)] if known else []

@@ -59,7 +59,7 @@ def retire_backend(transaction: Transaction, wanted: RetireBackend, now: float) 
 
 
 def check_not_retired(connection: Connection, names: Iterable[str]) -> None:
-    """Raises Conflict for a retired backend. The backends of `config.yaml` are unknown here."""
+    """Raises Conflict for a retired backend. Accepts unknown names: the ledger does not have those of `config.yaml`."""
     retired = served_backends.c.retired_at.is_not(None)
     query = select(served_backends.c.name).where(served_backends.c.name.in_({*map(application_of, names)}), retired)
     if found := sorted(connection.execute(query).scalars()):

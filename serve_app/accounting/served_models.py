@@ -119,7 +119,7 @@ def list_prices(connection: Connection, wanted: ListPrices, _now: float) -> list
 
 
 def _prices(connection: Connection, identifier: str) -> list[PriceVersion]:
-    """Returns prices in the order that `price_at` needs, without those from before the identifier was removed."""
+    """Returns prices in the order that `price_at` needs. Omits those from before the latest creation or removal."""
     row = connection.execute(_named(identifier)).one_or_none()
     prices, since = served_prices.c, 0 if row is None else row.since
     query = select(served_prices).where(equals(prices.identifier, identifier), prices.version >= since)

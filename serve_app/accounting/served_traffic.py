@@ -1,8 +1,8 @@
 """Traffic: how an identifier's requests are divided among backends. A change may name the version that it replaces.
 
-Rows are never changed or removed. A roll-out is a series of rows that raise the shares of the same backends. `before`
-of each of them is the last row before the series, so one rollback undoes the whole roll-out. A rollback is a new row
-with the `before` of the row that it restores.
+Rows are never changed or removed. A roll-out is a series of rows that raise the shares of the same backends. They
+all have the same `before`: the version of the last row before the series. One rollback therefore undoes the whole
+roll-out. A rollback is a new row with the `before` of the row that it restores.
 """
 
 from __future__ import annotations

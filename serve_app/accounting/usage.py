@@ -1,4 +1,4 @@
-"""Usage queries: sums from the daily aggregates, single requests from the usage rows."""
+"""Usage queries: sums from the daily aggregates, individual requests from the usage rows."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ async def resume(admin: AdminServices, account_id: str, audit: Audit) -> Account
 
 
 def limits_of(account: AccountSnapshot, status: AccountStatus) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the account's limits and weight, and the same reduced by pressure."""
+    """Returns the account's limits and weight, first as set, then with the `tpm` that backends under pressure allow."""
     # The ledger's limits take precedence: the limiter learns of a change a moment later.
     limits = asdict(status.contract.with_own(account.limits))
     return limits, limits | {"tpm": min((limits["tpm"], *(tpm for _, tpm in status.pressed)))}

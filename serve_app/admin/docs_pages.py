@@ -103,7 +103,7 @@ def _framed(
     kind: str,
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Returns a page. `docs` is the relative path to the files below `/docs`, `top` that to the parent of `/docs`."""
+    """Returns a page. `docs` and `top` are relative paths: to the files below `/docs`, and to the parent of `/docs`."""
     guides = [(f"{top}docs/guides/{name}", one) for name, (_, one) in GUIDES.items()] if FOLDER.is_dir() else []
     links = [(f"{top}docs/guides/quick-start", "Guides", title != REFERENCE)] if guides else []
     links += [(f"{top}docs", REFERENCE, title == REFERENCE)]
@@ -170,7 +170,7 @@ def _font() -> str:
 
 @cache
 def look_file(name: str) -> tuple[bytes, bytes | None]:
-    """Returns a file of LOOK as it is and compressed; None for the second if it is small or already compressed."""
+    """Returns a file of LOOK, and its gzip version: None for a file that is small or already compressed."""
     content = (files("serve_app.console") / "static" / LOOK[name]).read_bytes()
     is_compressed = len(content) >= MIN_COMPRESSED and not name.endswith(".woff2")
     return content, gzip.compress(content, 9, mtime=0) if is_compressed else None

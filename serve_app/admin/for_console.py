@@ -117,7 +117,7 @@ async def _recent(
 
 
 def compare(lines: Iterable[Line]) -> list[dict[str, Any]]:
-    """Returns requests, failures and latencies by backend, in the order of the names. Times are in milliseconds."""
+    """Returns requests, failures, latencies (ms) and output tokens by backend, sorted by the backend's name."""
     by_backend: dict[str, list[Line]] = {}
     for line in lines:
         if line.get("event") == "request" and line.get("outcome") is not None:
@@ -147,7 +147,7 @@ def _summary(lines: list[Line]) -> dict[str, Any]:
 
 
 def count(lines: list[Line], begins: float, ends: float) -> dict[str, Any]:
-    """Counts the requests that arrived between two times."""
+    """Counts the requests of each whole minute between two times, and those of the last LATEST_S seconds."""
     since = max(begins, ends - LATEST_S)
     latest = summarize(line for line in lines if _at(line) >= since)
     return {"minutes": by_minute(lines, begins, ends), "latest": latest | {"seconds": ends - since}}
@@ -164,7 +164,7 @@ def by_minute(lines: Iterable[Line], begins: float, ends: float) -> list[dict[st
 
 
 def summarize(lines: Iterable[Line]) -> dict[str, Any]:
-    """Returns the number of requests of each of KINDS, and the times to the first token in milliseconds."""
+    """Returns the number of requests of each kind, and the median and p95 of the time to the first token (ms)."""
     kinds, first = Counter[str](), list[float]()
     for line in lines:
         kinds[_kind(line)] += 1

@@ -1,6 +1,6 @@
 """Endpoint for current activity, which `serve-app top` polls. It requires the operator key.
 
-It leaves no audit record, because it shows neither keys nor single requests.
+It leaves no audit record, because it shows neither keys nor individual requests.
 """
 
 from __future__ import annotations

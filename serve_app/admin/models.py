@@ -209,7 +209,7 @@ def _declared(identifier: str) -> errors.ApiError:
 
 
 def _changed(spec: ModelSpec, body: ModelChanges) -> ModelSpec:
-    """Merges the body into the spec. null removes `fallback` or `sampling`; for other fields, it means absent."""
+    """Merges the body into the spec. null removes `fallback` or `sampling`, and leaves other fields unchanged."""
     names = body.model_fields_set & {*ModelChanges.model_fields}
     values = {name: getattr(body, name) for name in names}
     if "sampling" in values:

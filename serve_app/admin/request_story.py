@@ -113,7 +113,7 @@ def request_ids(asked: str, lines: Iterable[Line]) -> list[str]:
 
 
 def possible_ids(asked: str) -> tuple[str, ...]:
-    """Returns the ids that a request with this trace id may have, one per door; other ids are returned unchanged."""
+    """Returns the ids that a request with this trace id may have, one per door. Other ids are returned unchanged."""
     return tuple(prefix + asked for prefix in _ID_PREFIXES) if _TRACE_ID.fullmatch(asked) else (asked,)
 
 

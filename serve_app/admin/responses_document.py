@@ -45,7 +45,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
 
 
 def paths(refused_requests: str) -> dict[str, Schema]:
-    """Returns the operations by path. `refused_requests` says which refused requests count."""
+    """Returns the operations by path. `refused_requests` says which refused requests count towards limits."""
     return {
         "/responses": {"post": _create(refused_requests)},
         "/responses/input_tokens": {"post": _count()},

@@ -51,7 +51,7 @@ class ServedView:
 
     @property
     def backends(self) -> list[str]:
-        """Applications named by `config.yaml` or the traffic, even with weight 0, then those deployed separately."""
+        """Applications behind identifiers (also with weight 0, or as fallback), then all others that are deployed."""
         configured = self.catalogue.configured.values()
         named = [name for settings in configured for name in (*settings.backends, settings.fallback)]
         named += [name for one in self.identifiers for name in (*self.weights(one), self.spec(one).fallback)]
@@ -99,7 +99,7 @@ class ServedView:
         return is_ready(self.status.get(application_of(backend)))
 
     def is_known(self, backend: str) -> bool:
-        """Whether the backend runs or will run: a new deployment is not yet in Serve's status."""
+        """Whether the backend runs or will run. True for a new deployment that is not yet in Serve's status."""
         application = application_of(backend)
         deployed = self.served.backends.get(application)
         return application in self.status or (deployed is not None and deployed.retired_at is None)

@@ -152,7 +152,7 @@ class ChunkEncoder:
         self._after = b'},"logprobs":null,"finish_reason":null}]' + tail
 
     def role_chunk(self, choice: int = 0, *, begins_with_call: bool = False) -> bytes:
-        """Returns the opening chunk of a choice. Clients read null content as "no text"."""
+        """Returns a choice's opening chunk. With `begins_with_call`, its content is null: clients expect no text."""
         return self._chunk(choice, b'"role":"assistant","content":' + (b"null" if begins_with_call else b'""'))
 
     def content_chunk(self, text: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
@@ -297,7 +297,7 @@ class WholeReply:
                 choice.calls[-1][1].append(part.text)
 
     def choices(self, reason: FinishReason, logprobs: bool) -> list[Choice]:
-        """Returns all choices. `reason` is why the reply ended. A single choice ends for the same reason."""
+        """Returns all choices. `reason` is why the reply ended, and applies to the choice if there is only one."""
         if len(self._choices) == 1:
             self._choices[0].reason = reason
         return [

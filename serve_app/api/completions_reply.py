@@ -192,7 +192,7 @@ class WholeCompletion:
                 choice.encoded[name].append(encode_json(values[name])[1:-1])
 
     def body(self, head: ReplyHead, reason: FinishReason, usage: Usage) -> bytes:
-        """Returns the body. `reason` is why the reply ended. A single choice ends for the same reason."""
+        """Returns the body. `reason` is why the reply ended, and applies to choices that have no separate reason."""
         choices = b",".join(self._choice(index, choice, reason) for index, choice in enumerate(self._choices))
         start = encode_json(_fixed(head))[:-1]
         return start + b',"choices":[' + choices + b'],"usage":' + encode_json(usage.as_dict()) + b"}"

@@ -38,7 +38,7 @@ Prompts = tuple[str | tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Unsupported:
-    """A field of other servers that would change the reply. With `harmless` values it changes nothing."""
+    """A field of other servers that would change the reply. It is refused, unless its value is in `harmless`."""
 
     advice: str
     harmless: tuple[Any, ...] = (None, False, "", [], {})

@@ -16,7 +16,7 @@ from serve_app.api.tools_and_formats import invalid
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The range of a number, from `low` to `high`. It is not part of the type: a value outside returns 422, not 400."""
+    """The range of a number, from `low` to `high`. It is not part of the type: a value outside causes 422, not 400."""
 
     low: float
     high: float | None  # None: the model's maximum output in tokens; infinity: no maximum

@@ -162,7 +162,7 @@ def _whole_block(block: dict[str, Any], content: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call. If they are cut off, returns the complete values, as streaming SDKs do."""
+    """Returns the arguments of a call. If they are cut off, returns only complete values, as streaming SDKs do."""
     try:
         parsed = from_json(arguments, allow_partial=True) if arguments.strip() else {}
     except ValueError:
@@ -193,7 +193,7 @@ def _usage(finished: Finished) -> dict[str, Any]:
 
 
 def _end(last_call: Ending | None, finished: Finished) -> dict[str, Any]:
-    """Returns the stop reason: `max_tokens` if the last call is incomplete, because a client must not run that call."""
+    """Returns stop reason and sequence. A cut or malformed last call gives `max_tokens`: clients must not run it."""
     if last_call in (Ending.CUT, Ending.MALFORMED) or finished.reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if last_call is Ending.COMPLETE:

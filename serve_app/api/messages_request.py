@@ -382,7 +382,7 @@ def _blocks(message: InputMessage) -> list[ContentBlock]:
 
 
 def _user(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
-    """Yields the results of calls, and the text before and after them."""
+    """Yields the chat messages of a user turn: one for each result of a call, and one for the text between results."""
     text: list[ContentBlock] = []
     has_result = False
     for block in blocks:

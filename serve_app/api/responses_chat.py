@@ -81,7 +81,7 @@ Stored = Mapping[str, StoredConversation]
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A tool as the client knows it."""
+    """A tool as the client names it."""
 
     name: str
     namespace: str | None = None
@@ -209,7 +209,7 @@ class _Items(Shape):
 def _conversation(
     parsed: Json, request: ResponsesRequest, served: ServedModels, stored: Stored
 ) -> tuple[list[Json], list[Item]]:
-    """Returns all items as JSON and typed: those of the previous response, then those of the input."""
+    """Returns all items twice, as JSON and as typed objects: the previous response's items, then those of the input."""
     items: list[Json] = []
     if (previous := request.previous_response_id) is not None:
         if (found := stored.get(previous)) is None:
@@ -247,7 +247,7 @@ class _Referred:
         self._found: dict[str, tuple[Json, Item, int]] = {}  # by id: JSON, typed, size in bytes
 
     def find(self, field: str, item_id: str) -> tuple[Json, Item]:
-        """Returns an item as JSON and typed. Raises ApiError (422)."""
+        """Returns an item twice, as JSON and as a typed object. Raises ApiError (422)."""
         if item_id not in self._found:
             self._found[item_id] = self._read(field, item_id)
         given, item, size = self._found[item_id]

@@ -11,7 +11,7 @@ ServedModels = Mapping[str, tuple[int, int]]
 
 
 class ServedNames(dict[str, tuple[int, int]]):
-    """Limits by identifier, with aliases. `aliases` has pairs (alias, identifier). A repeated alias is ignored."""
+    """Limits by identifier, with aliases. `aliases` has pairs (alias, identifier); an alias's first pair counts."""
 
     def __init__(self, limits: ServedModels, aliases: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(limits)

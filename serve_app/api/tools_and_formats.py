@@ -91,7 +91,7 @@ class ResponseFormat(Shape):
         return self
 
     def plain(self) -> dict[str, Any] | None:
-        """Returns the format without irrelevant members. None means text."""
+        """Returns the format with only the members that its type uses. None means text."""
         if self.type == "text":
             return None
         if self.type == "json_object" and self.sent_schema is not None:

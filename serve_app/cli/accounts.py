@@ -180,7 +180,7 @@ def _available(account: dict[str, Any]) -> str:
 
 
 def _limit_text(account: dict[str, Any], limit: str) -> str:
-    """Formats a limit: its value, whether it is the service's default, and the lower value that load may cause."""
+    """Formats a limit: its value, whether it is the service's default, and the value under load if that is lower."""
     value = account["limits"].get(limit, account.get(limit))  # the API has the weight outside `limits`
     effective = account.get("effective", {}).get(limit, value)
     text = f"{value:,}" + ("" if account["contract"].get(limit) is not None else " (default)")

@@ -120,10 +120,10 @@ def _errors() -> Iterator[None]:
 
 
 def _url(session: Session, named: str | None) -> Any:
-    """Returns the ledger's URL: `named`, the environment's, or that of the ledger in the state folder.
+    """Returns the ledger's URL: `named`, else the environment's, else that of the ledger in the state folder.
 
-    Raises UsageError if the URL is not valid. Also raises it if no URL is given and the operator named a service other
-    than the state folder's. The error does not quote the URL, which may contain a password.
+    Raises UsageError if the URL is not valid. Also raises it if the operator gave no ledger URL, but named a service
+    that is not known to use the state folder. The error does not quote the URL, which may contain a password.
     """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError

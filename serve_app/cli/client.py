@@ -59,7 +59,8 @@ class AdminClient:
     def book(self, *path: str, body: Json, idempotency_key: str | None, repeat_with: str = "") -> Json:
         """Sends a POST that moves money. Without an `idempotency_key`, generates one.
 
-        `repeat_with` is the option that must replace the original one if an operator repeats the command by hand.
+        If the connection is lost, the error tells the operator to repeat the command with the option `repeat_with`
+        instead of the original one.
         """
         try:
             return self._exchange("POST", path, body=body, idempotency_key=idempotency_key or secrets.token_hex(16))
@@ -88,7 +89,7 @@ class AdminClient:
     def first_rows(
         self, *path: str, limit: int | None, query: Query | None = None, say: Callable[[str], None] | None = None
     ) -> list[Json]:
-        """Returns the first `limit` rows, or all. After each page, calls `say` with the number of rows so far."""
+        """Returns the first `limit` rows; None: all rows. Between pages, calls `say` with the number of rows so far."""
         page_size = PAGE_SIZE if limit is None else min(limit, PAGE_SIZE)
         rows: list[Json] = []
         for page in self.pages(*path, page_size=page_size, query=query or {}):

@@ -82,7 +82,7 @@ def _keys(client: AdminClient, account: str | None) -> Found:
 
 
 def _people(client: AdminClient, account: str | None) -> Found:
-    """Searches only a few accounts, because the audit log records each read."""
+    """Yields people of the account. Without an account, yields those of only a few: the audit log records each read."""
     accounts = [account] if account else [one for one, _ in islice(_accounts(client), MAX_ACCOUNTS)]
     for account_id in accounts:
         yield from ((one["email"], one["name"]) for one in client.api_get("accounts", account_id, "people")["data"])

@@ -111,7 +111,7 @@ class Connection:
         return _is_local(self.url)
 
     def is_of_home(self) -> bool | None:
-        """Returns whether the URL is that of the last service that used the state folder; None: never used."""
+        """Returns whether the URL is that of the last service that used the state folder; None: unknown."""
         from serve_app.local_run import last_port
 
         port = last_port(self.home)

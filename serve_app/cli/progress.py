@@ -17,7 +17,7 @@ class Progress:
     """Prints periodically what a command is doing: on a terminal in one line that changes, otherwise in new lines.
 
     On a terminal, `start` keeps the seconds in the line current, even during a long call. With `quiet`, only `log`
-    prints, because with `-o json` a failure is a JSON object on standard error.
+    prints: a command with `-o json` prints a failure as JSON on standard error, and progress must not mix with it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Progress:
             self._stream.flush()
 
     def end(self) -> None:
-        """Removes the line and stops updating it, because the command prints its result."""
+        """Removes the line and stops updating it. Commands call this before they print their results."""
         self._ended.set()
         with self._lock:
             self._erase()

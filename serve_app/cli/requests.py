@@ -160,7 +160,10 @@ def _from_service(session: Session, request_id: str, texts: bool) -> dict[str, A
 
 
 def _with_logs(session: Session, asked: str, folder: Path, texts: bool) -> dict[str, Any]:
-    """Adds a folder's log lines to the service's answer. If a line has the request's own id, asks for that."""
+    """Adds a folder's log lines to the service's answer.
+
+    `asked` may be a different id, such as a trace id. The request id then comes from a log line, if one has it.
+    """
     # Imported here, because pydantic takes longer to load than most commands take to run.
     from serve_app.admin.request_story import possible_ids, request_ids, tell, without_texts
 

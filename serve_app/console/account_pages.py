@@ -140,7 +140,7 @@ async def revoke_key(visit: Visit) -> Response:
 
 
 async def _makers(visit: Visit, account_id: str) -> dict[str, str]:
-    """Returns the name of the member who created each key. Other makers are not shown to an account."""
+    """Returns the creator's name by key, without keys of non-members: the account must not see who created these."""
     makers = await visit.console.books.run(commands.KeyMakers(account_id))
     members, _ = await visit.console.books.run(ListPeople(account_id))
     names = {person.email: person.name or person.email for person in members}
@@ -148,7 +148,7 @@ async def _makers(visit: Visit, account_id: str) -> dict[str, str]:
 
 
 async def _last_use(visit: Visit, key: KeySnapshot, day: str) -> float | None:
-    """Returns when the key was last used on `day`; None if the account has sent too many requests after that."""
+    """Returns when the key was last used on `day`; None if the account sent too many other requests later that day."""
     on = day_named(day)
     search = commands.SearchRequests(key.account_id, on.begins, on.ends, key_ids=(key.key_id,), limit=1)
     found = (await visit.console.books.run(search)).rows

@@ -80,7 +80,7 @@ class Attempts:
         return self._once(address, f"challenge {challenge}", 1)
 
     def begin_openid(self, address: str | None, state: str) -> float:
-        """Counts a return from the provider with a state, like `begin`."""
+        """Counts a visitor who returns from the provider with this `state`, like `begin`."""
         return self._once(address, f"openid {state[-200:]}", OF_PAIR)
 
     def _once(self, address: str | None, name: str, limit: int) -> float:
@@ -88,7 +88,7 @@ class Attempts:
         return wait or self._used.count((name, limit))
 
     def wait_of(self, email: str) -> float:
-        """Returns the seconds that a person must wait at an unknown browser."""
+        """Returns the seconds that a person must wait before the next attempt in an unknown browser."""
         return self._rates.waits(lambda name: _is_of(name, email))
 
     def forget(self, email: str) -> None:

@@ -34,7 +34,7 @@ OUTCOMES: Final = {"open": "in progress", "succeeded": "paid", "failed": "failed
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A month's expected spending in nano-units, if every day from now on costs as much as the last full days."""
+    """A month's expected spending (nano-units): spending so far, and the average of the last full days for the rest."""
 
     spent: int  # spent so far in the month
     a_day: int

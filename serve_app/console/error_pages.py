@@ -122,7 +122,7 @@ async def read(visit: Visit, account_id: str, begins: float, ends: float) -> lis
 
 
 async def search(visit: Visit, account_id: str, begins: float, ends: float) -> tuple[list[dict[str, Any]], bool] | None:
-    """Like `read`, with whether the search read the whole log of that time and returned all errors."""
+    """Like `read`. Also returns whether these are all errors: the search read the whole log and reached no limit."""
     given = {"account_id": account_id, "since": begins, "until": ends}
     try:
         found = await visit.console.administer_or_refuse("refusals", given)
@@ -152,7 +152,7 @@ def _error(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def meaning(code: str, model: str | None) -> str | None:
-    """Returns what a code means, if that is known. The log names only models that exist: `model` is None for others."""
+    """Returns what a code means; None if unknown. `model` is None if the requested model does not exist."""
     if code == "model_not_found":
         return f"The API key may not use {model}." if model else "The request named a model that does not exist."
     return CODES.get(code)
@@ -171,7 +171,7 @@ def numbers(errors: Sequence[Mapping[str, Any]] | None, is_complete: bool = True
 
 
 def _counts(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns each reason with its number of errors, most frequent first, and whether a higher limit would help."""
+    """Returns each reason with its number of errors, most frequent first, and whether a higher account limit helps."""
     counts = Counter((one["status"], one["code"], one["why"]) for one in errors)
     of_account = {one["code"] for one in errors if one["code"] in LIMIT_CODES and OF_KEY not in one["reason"]}
     return [

@@ -152,7 +152,7 @@ def anchor(*parts: str) -> str:
 def labelled(rows: Markup, columns: Sequence[str | tuple[str, str]], lead: str = "") -> Markup:
     """Adds to a table's cells what a narrow screen needs: column names, and a mark on the leading column.
 
-    `lead` is the name of the leading column. The screen then shows this name.
+    `lead` is the name of the leading column, which the screen then shows. By default, `_lead` chooses the column.
     """
     names = [column if isinstance(column, str) else column[0] for column in columns]
     leading, place = names.index(lead) if lead else _lead(columns), 0

@@ -22,7 +22,7 @@ def playground_name(email: str) -> str:
 def is_playground(key: KeySnapshot) -> bool:
     """Returns whether the playground created the key.
 
-    The validity is checked, too: a name alone must not hide a key that its owner created.
+    Checks the period of validity as well as the name: a name alone must not hide a key that its owner created.
     """
     is_short = key.expires_at is not None and key.expires_at - key.created_at <= PLAYGROUND_S + _SKEW_S
     return is_short and key.name.startswith(_PLAYGROUND)

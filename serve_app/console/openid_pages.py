@@ -92,8 +92,8 @@ async def come_back(visit: Visit) -> Response:
 async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
     """Returns a page that leads to the provider.
 
-    Not a redirect: some browsers check redirects after a form against the form page's `form-action 'self'`, and would
-    block it.
+    It does not redirect, because some browsers check a redirect after a form against the form page's policy
+    `form-action 'self'`, and would block it.
     """
     provider, now = _provider(visit), visit.console.now()
     text = json.dumps([purpose, invited, now, secrets.token_hex(16)])

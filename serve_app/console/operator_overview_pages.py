@@ -161,7 +161,7 @@ async def _refused(visit: Visit, begins: float, ends: float) -> dict[str, Any] |
 def _reasons(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns an account's most frequent reasons: status, number of requests, and what the code means.
 
-    A gateway of the previous release does not name the model.
+    A gateway of the previous release does not report the model. The meaning then comes from the code alone.
     """
     found = []
     for code, number, status, *model in row["codes"]:

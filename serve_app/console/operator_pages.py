@@ -122,7 +122,7 @@ async def _older(
 ) -> str | None:
     """Returns the query of the next page; None on the last one.
 
-    A search by actor or action reads a range of records, which may contain less than a page of matches.
+    A search by actor or action reads a limited range of records, so pages may follow one that is not full.
     """
     if len(found) == PAGE:
         return "?" + urlencode(chosen | {"after": found[-1].audit_id})

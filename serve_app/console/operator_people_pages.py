@@ -102,7 +102,10 @@ async def _changeable(visit: Visit) -> people.Person:
 
 
 def _may_change(visit: Visit, person: people.Person) -> bool:
-    """Returns whether the visitor may change a person. Otherwise, they could take over the login of an operator."""
+    """Returns whether the visitor may change a person.
+
+    Only an admin may change an operator: others could take over the operator's login.
+    """
     return visit.me.operator_role == "admin" or person.operator_role not in OPERATORS
 
 

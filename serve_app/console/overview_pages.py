@@ -43,7 +43,7 @@ MAX_DISMISSED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A range's total, and the change from the previous range; None if that was 0."""
+    """A range's total, and the relative change from the previous range's total; None if the previous total was 0."""
 
     total: int
     change: float | None
@@ -51,7 +51,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time of the figures about reliability, until now."""
+    """The time range of the reliability figures. It ends now."""
 
     begins: float
     name: str
@@ -145,7 +145,7 @@ def _figures(values: Sequence[int]) -> Figures:
 
 
 async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], float]:
-    """Returns up to SAMPLE of the latest requests, newest first, and the time since which none is missing."""
+    """Returns up to SAMPLE of the latest requests, newest first, and the Unix time since which they are complete."""
     page = await visit.console.books.run(commands.SearchRequests(account_id, limit=SAMPLE))
     return list(page.rows), page.rows[-1].finished_at if page.next is not None and page.rows else 0.0
 
@@ -153,7 +153,7 @@ async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], flo
 def _window(latest: Sequence[UsageRecord], now: float, since: float) -> Window:
     """Returns the longest time until now, at most a day, of which `latest` has all requests.
 
-    Its length is in hours if it then has at least half of `latest`, else in minutes or seconds.
+    The length is in whole hours. If such a window has less than half of `latest`, it is in minutes, or else in seconds.
     """
     begins = preset("24h", now).begins  # the same 24 hours as in the list of requests and in the chart
     if since < begins:
@@ -179,8 +179,8 @@ def _quality(latest: Sequence[UsageRecord], window: Window) -> dict[str, float]:
 async def _rejected(visit: Visit, account_id: str, window: Window) -> str | None:
     """Returns the number of rejected requests in a window, at most REJECTED_S old, from a bounded search of a log.
 
-    None if no gateway answers in time, if the search found none in only a part of the window, or if the visitor has
-    caused too many searches.
+    None if no gateway answers in time, if the search covered only a part of the window and found none there, or if the
+    visitor has caused too many searches.
     """
     now, kept, name = visit.console.now(), visit.console.rejected, f"{account_id} {window.name}"
     if kept.get(name, ("", 0.0))[1] > now:

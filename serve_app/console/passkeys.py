@@ -42,7 +42,7 @@ def host_of(visit: Visit) -> str:
 
 
 def new_challenge(visit: Visit, purpose: str) -> tuple[bytes, str]:
-    """Returns a new challenge, and the same sealed for this browser and purpose."""
+    """Returns a new challenge, and its sealed form for this browser and purpose."""
     challenge = secrets.token_bytes(32)
     text = json.dumps([bytes_to_base64url(challenge), visit.console.now()])
     keys = SecretKeys(visit.console.secret_keys.current)

@@ -81,7 +81,7 @@ def new_recovery_codes() -> list[str]:
 
 
 def recovery_digest(typed: str) -> str | None:
-    """Returns the digest of a recovery code, as it was typed. None: the text is not a recovery code."""
+    """Returns the digest of a recovery code that a person typed. None: the text is not a recovery code."""
     text = typed.lower().translate(str.maketrans("oil", "011", " -"))
     is_code = len(text) == _RECOVERY and all(letter in _LETTERS for letter in text)
     return digest(text) if is_code else None

@@ -110,7 +110,7 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
 
 
 async def forget(provider: PaymentProvider, method: str | None) -> None:
-    """Removes a method at the provider. Tries once: the ledger no longer has the method, so it is never charged."""
+    """Removes a method at the provider. One try is enough: the ledger no longer has it, so nothing charges it."""
     if method is None:
         return
     try:

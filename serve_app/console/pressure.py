@@ -90,7 +90,7 @@ class Pressure:
         await repeat(self.look, EVERY_S, "the console could not read the pressure")
 
     def seen_of(self, measure: Measure) -> list[tuple[float, dict[str, float]]]:
-        """Returns each time with the backends' values, oldest first."""
+        """Returns each sample's time and the value of `measure` by backend, oldest first."""
         return [(at, {name: load[measure] for name, load in loads.items()}) for at, loads in self.seen]
 
 

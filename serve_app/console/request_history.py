@@ -71,7 +71,7 @@ class RequestHistory:
             self.latest = Latest(requests, one["failed"], one["seconds"] / 60, one["rejected"], one["first_token_ms"])
 
     def minutes(self) -> list[tuple[float, Mapping[str, Any] | None]]:
-        """Returns each minute of the last hour with its figures, or None if they are unknown. Empty if all are."""
+        """Returns each minute of the last hour with its figures; None: not known. Empty if no minute is known."""
         found = [(at, self._minutes.get(at)) for at in last_minutes(self._now(), HOUR_MINUTES)]
         return found if any(one is not None for _, one in found) else []
 

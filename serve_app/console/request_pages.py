@@ -247,7 +247,7 @@ def _search(visit: Visit, names: KeyNames, begins: float, ends: float, limit: in
 
 
 async def _number(visit: Visit, when: DateRange, chosen: Mapping[str, str]) -> int | None:
-    """Returns the number of requests in a range of days, from the daily sums; None if these lack a chosen filter."""
+    """Returns the number of requests from the daily sums; None for a range in hours, or a filter besides the model."""
     if when.unit != "day" or any(value for name, value in chosen.items() if name != "model"):
         return None
     account_id = visit.request.path_params["account_id"]

@@ -215,10 +215,10 @@ class Stripe:
     async def _reinstated(self, dispute: Any) -> Returned | None:
         """Returns the reinstatement of a dispute.
 
-        For a won dispute with one withdrawal, the whole disputed amount is reinstated. Otherwise, it is the amount that
-        Stripe gave back since the latest withdrawal; if that is unknown and the dispute was won, the whole amount.
-        After a lost dispute, Stripe gives money back if it had withdrawn the whole payment although a part was already
-        refunded. The reinstatement reverses the latest withdrawal.
+        Its amount is the whole disputed amount if the dispute was won and had one withdrawal. Otherwise, it is the
+        amount that Stripe gave back since the latest withdrawal; if that is unknown, the disputed amount of a won
+        dispute. After a lost dispute, Stripe gives money back if it had withdrawn the whole payment although a part
+        was already refunded. The reinstatement reverses the latest withdrawal.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:
@@ -251,7 +251,7 @@ class Stripe:
 
 
 def _charge(payment: Any) -> Charge:
-    """Returns the state of an attempt's payment. It has failed if it needs an action of the customer."""
+    """Returns the state of an attempt's payment. A payment that needs an action of the customer counts as failed."""
     status = payment["status"]
     if status == "succeeded":
         return Charge("succeeded", paid=_paid(payment))
@@ -281,7 +281,7 @@ def _refunded(charge: Any, before: Any) -> Returned | None:
 
 
 def _moves_nothing(dispute: Any) -> bool:
-    """Whether the dispute moves no money: it is an inquiry, or a refund prevented it, which has its own report."""
+    """Whether the dispute moves no money: it is an inquiry, or was prevented by a refund, which has its own report."""
     status = _text(dispute["status"])
     return status.startswith("warning_") or status == "prevented"
 

@@ -87,7 +87,7 @@ def chosen_range_of(visit: Visit, when: DateRange) -> dict[str, str]:
 
 
 def choice(visit: Visit, name: str, known: Collection[str]) -> str:
-    """Returns the choice in the query, or else the first."""
+    """Returns the choice in the query if it is in `known`, else the first of `known`."""
     asked = visit.request.query_params.get(name, "")
     return asked if asked in known else next(iter(known))
 

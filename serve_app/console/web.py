@@ -169,7 +169,7 @@ class Console:
 
     @property
     def mails_links(self) -> bool:
-        """Whether people can ask for links by e-mail. Without `url`, a request could choose the link's host."""
+        """Whether people can ask for links by e-mail. False without `url`: the request would choose the link's host."""
         return self.mailer is not None and bool(self.url)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:

@@ -24,7 +24,7 @@ class Seller:
 
 @dataclass(frozen=True, slots=True)
 class BillingDetails:
-    """An account's details for invoices. Empty: not given."""
+    """An account's details for invoices. A detail that was not given is empty."""
 
     company: str = ""
     address: str = ""  # up to MAX_ADDRESS_LINES lines

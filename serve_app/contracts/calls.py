@@ -85,9 +85,9 @@ def _ended(task: asyncio.Task[Any]) -> None:
 class Coalescer(Generic[Ask, Answer]):
     """Collects asks that arrive while a call is in flight and sends them in the next call, in order of arrival.
 
-    At most one call is in flight. A single client therefore sees no delay, and many clients share the cost of a call.
-    Answers are in the order of the asks. A call that fails or exceeds `timeout_s` fails only the asks that it carries,
-    with Unavailable.
+    At most one call is in flight. If there is none, an ask is sent at once. So a single client sees no delay, and many
+    clients share the cost of a call. Answers are in the order of the asks. A call that fails or exceeds `timeout_s`
+    fails only the asks that it carries, with Unavailable.
     """
 
     def __init__(

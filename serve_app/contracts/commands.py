@@ -241,7 +241,7 @@ class ListKeys(Command[list[KeySnapshot]]):
 
 @dataclass(frozen=True, slots=True)
 class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
-    """Returns the keys with these digests and their accounts, active or not, by digest. Unknown digests are omitted.
+    """Returns each key and its account by the key's digest, active or not. Unknown digests are omitted.
 
     Looking up hundreds costs about as much as looking up one, so unknown keys cannot overload the ledger.
     """
@@ -286,8 +286,8 @@ class SumUsage(Command[list[UsageRow]]):
 class SumRequests(Command[list[RequestSums]]):
     """Sums requests that ended between two Unix times. Returns one row for each group in each hour or day (UTC).
 
-    Unlike SumUsage, it has outcomes and durations. Archived usage is not included. Tags count as in SumUsage. Raises
-    InvalidValue for more than MAX_SUMMED requests.
+    Unlike the rows of SumUsage, these have outcomes and durations. Archived usage is not included. Tags count as in
+    SumUsage. Raises InvalidValue for more than MAX_SUMMED requests.
     """
 
     account_id: str
@@ -357,7 +357,7 @@ class ListUsage(Command[UsagePage]):
 
 @dataclass(frozen=True, slots=True)
 class FindRequest(Command[UsageRecord | None]):
-    """Returns a request as billed. None: it was not settled, or its month is archived."""
+    """Returns a request as billed, or None if it was not settled or its month is archived."""
 
     request_id: str
 
@@ -533,7 +533,7 @@ class CheckBooks(Command[CheckReport]):
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A lease that blocks the caller's lease. `lasts_s`: seconds for which it may be used after a renewal."""
+    """A lease that blocks the caller's lease. Its holder may use it for `lasts_s` seconds after each renewal."""
 
     epoch: int
     renewals: int
@@ -572,7 +572,7 @@ class HoldLease(Command[LeaseState]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(Command[bool]):
-    """Ends a lease that its holder no longer uses, and posts its open holds by owner. False: the lease was not held."""
+    """Ends a lease, and posts the open holds of its holder by owner. Returns False for an unknown lease."""
 
     epoch: int
     holds: Mapping[str, tuple[OpenHold, ...]]

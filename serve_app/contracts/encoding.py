@@ -90,7 +90,7 @@ def call_of(is_list: bool, items: list[_Item]) -> Any:
 
 
 def encode_answer(number: int, answer: Any, *, is_list: bool) -> bytes:
-    """Returns the frame of an answer, which is a list if the call is. If it is an error, `answer_to` raises it."""
+    """Returns the frame of an answer, which is a list if `is_list`. `answer_to` raises an answer that is an error."""
     if isinstance(answer, Exception):
         return encode_error(number, answer)
     return _encoder.encode((number, None, [_encodable(item) for item in answer] if is_list else answer))

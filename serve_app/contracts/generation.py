@@ -74,7 +74,7 @@ class Grammar:
         bracket or backquote. The text contains none of `never`, and no special tokens except `shown`, which are markers
         such as those of reasoning. No character of `not_first` may begin the reply or follow one of `shown`.
 
-        If `otherwise` is given, a grammar for a JSON object or JSON schema, a reply without calls must match it.
+        `otherwise` is a grammar for a JSON object or JSON schema. If it is given, a reply without calls must match it.
 
         `lenient` lists the indices of alternatives whose schemas are not strict, whatever `strict` says.
         """
@@ -278,7 +278,7 @@ class RawPrompts:
 
     @property
     def beginning(self) -> tuple[dict[str, Any], ...]:
-        """The beginning of the first prompt, as a message. Requests with the same one can share a cached prompt."""
+        """The beginning of the first prompt, as a message. Requests with equal beginnings can share a cached prompt."""
         return ({"role": "user", "content": self.prompts[0][:_BEGINNING]},)
 
 
@@ -287,8 +287,8 @@ class GenerateCall:
     """Asks a replica for a reply with `n` choices.
 
     `credit` is the hold in nano-units. It must pay for every prompt once and for the output budget of every choice.
-    `tools` are the request's tools, as the API defines them. If `function` is given, the model may call only that one.
-    If `functions` is given, it may call only those. Otherwise, it may call all of them.
+    `tools` are the request's tools, as the API defines them. If `function` is given, the model may call only that tool.
+    If `functions` are given, it may call only those. Otherwise, it may call all of `tools`.
     """
 
     request_id: str
@@ -413,7 +413,7 @@ class TokenizeCall:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The answer to a TokenizeCall. `names` are the vocabulary's, such as `Ġworld`."""
+    """The answer to a TokenizeCall. `names` are the tokens' names in the vocabulary, such as `Ġworld`."""
 
     count: int
     token_ids: tuple[int, ...] = ()

@@ -67,7 +67,7 @@ class Adjust:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A rate limit of one unit, as in the `x-ratelimit-*` headers: the tightest of account and key."""
+    """State of a rate limit, as in the `x-ratelimit-*` headers. If several limits apply, it is that of the tightest."""
 
     limit: int
     remaining: int
@@ -207,7 +207,10 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Answer to Renew. The gateway must announce `unknown` requests again. `epoch` None: the limiter admits none."""
+    """Answer to Renew. The gateway must announce the `unknown` requests again.
+
+    `epoch` is None if the limiter admits no requests.
+    """
 
     unknown: tuple[str, ...]
     epoch: int | None = 0
@@ -215,7 +218,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class ShardsDiffer:
-    """The gateway must admit nothing: it or another gateway with open requests has a different shard count, `other`."""
+    """The gateway must admit nothing: it, or another gateway with open requests, has `other` shards, not `shards`."""
 
     shards: int
     other: int
@@ -305,7 +308,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class BackendLoad:
-    """Load of a backend, from the last reports of its replicas, and the share of their limits that accounts keep."""
+    """Load of a backend from its replicas' last reports, and the share of their limits that accounts may still use."""
 
     backend: str
     replicas: int  # replicas that report

@@ -33,7 +33,10 @@ class Metric:
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
     def rows(self, served: Iterable[Mapping[str, str]] = ({},)) -> list[tuple[str, ...]]:
-        """Returns rows of label values. A label that an item of `served` does not have takes every value in `known`."""
+        """Returns the rows of label values for the items of `served`.
+
+        An item gives the values of some labels. Each other label takes all of its values in `known`.
+        """
         found: dict[tuple[str, ...], None] = {}
         for given in served:
             values = [(given[label],) if label in given else self.known[label] for label in self.labels]

@@ -145,7 +145,10 @@ class ListNotices(Command[list[Notice]]):
 
 @dataclass(frozen=True, slots=True)
 class RecordAttempt(Command[None]):
-    """Records a delivery attempt. An empty error: delivered. `next_at` is the time of the next attempt; None: never."""
+    """Records a delivery attempt. `error` is empty if the notice was delivered.
+
+    `next_at` is the time of the next attempt, or None if there is none.
+    """
 
     notice_id: str
     error: str

@@ -291,7 +291,7 @@ class OpenSession(Command[SignedIn]):
 
 @dataclass(frozen=True, slots=True)
 class FindSession(Command[tuple[SignedIn, Person] | None]):
-    """Returns a valid session and its person. None: there is no such session, or the person is suspended."""
+    """Returns a valid session and its person, or None if there is no such session or the person is suspended."""
 
     digest: str = field(repr=False)
 

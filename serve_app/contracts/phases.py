@@ -9,7 +9,7 @@ from serve_app.contracts.generation import Delta, Finished, ReplyParts, Started
 
 
 class Phases:
-    """Arrival times of a reply's events, in seconds of `clock`, even if the events are read later.
+    """Arrival times of a reply's events, in seconds of `clock`. They do not depend on when an event is read.
 
     `gap` receives the seconds between two pieces of the reply.
     """
@@ -27,7 +27,7 @@ class Phases:
         self._tokens = 0
 
     def called(self) -> None:
-        """Records a call to a replica. The gateway calls again if the request needs a larger hold."""
+        """Records a call to a replica. The gateway calls again for a larger hold or on the fallback."""
         self.called_at = self.called_at or self._clock()
         self.started_at = None
 

@@ -129,7 +129,7 @@ class Served:
 
 
 def check_aliases(aliases: Mapping[str, Sequence[str]]) -> None:
-    """Checks the aliases of all identifiers, which are the keys. Raises ValueError for the first fault."""
+    """Checks `aliases`, which has the aliases of each identifier. Raises ValueError for the first fault."""
     owners: dict[str, str] = {}
     for identifier, names in aliases.items():
         if len(names) > MAX_ALIASES:

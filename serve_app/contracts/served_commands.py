@@ -27,7 +27,7 @@ class SetTraffic(Command[Traffic]):
     """Sets the weights of an identifier's backends; a weight of 0 omits the backend.
 
     `expected` is the version of the traffic to replace: 0 if there is none, None for any version. For an identifier in
-    `config.yaml`, `configured` has its weights there. If those applied until now, they are stored as a row too, so that
+    `config.yaml`, `configured` has its weights there. If these applied until now, they also become a row, so that
     a rollback can restore them. For such an identifier, empty `weights` restore the weights in `config.yaml`.
 
     Raises ModelNotFound, InvalidValue, and Conflict if another change came first or a backend is retired.

@@ -70,7 +70,7 @@ class ChatRenderer:
 
     @property
     def template(self) -> str | None:
-        """The Jinja template that `text` uses with tools; without tools, it may use a different template."""
+        """The Jinja template that `text` uses with tools. Without tools, `text` may use a different template."""
         templates = getattr(self._tokenizer, "chat_template", None)
         if not isinstance(templates, dict):
             return templates

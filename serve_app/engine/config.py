@@ -107,7 +107,7 @@ class EngineSettings(BaseModel):
         return self.kv_cache_memory
 
     def step_limit_s(self, on_cpu: bool) -> float:
-        """`step_timeout_s`, or its default."""
+        """Maximum seconds of a step: `step_timeout_s`, or the default for a CPU or a GPU."""
         return self.step_timeout_s or _STEP_TIMEOUT_S[on_cpu]
 
     @property

@@ -102,7 +102,7 @@ class EngineCore:
         self._earliest_deadline = min(self._earliest_deadline, _deadline(sequence))
 
     def plan(self, now: float) -> StepPlan:
-        """End requests whose deadline has passed at `now`, in seconds, and decide what the next step computes."""
+        """End requests whose deadline is at or before `now` (seconds), and return the work of the next step."""
         if now >= self._earliest_deadline:
             for sequence in [s for s in self.streams if _deadline(s) <= now]:
                 self.finish(sequence, FinishReason.DEADLINE)
@@ -184,7 +184,7 @@ class EngineCore:
     def _compute_last_again(sequence: TokenSequence) -> None:
         """If all tokens are computed, let the next step compute the last one again, because its logits are needed.
 
-        All tokens are computed, but no next token was chosen, if the grammar has interrupted the step.
+        This happens if the grammar interrupts a step: the step computes all tokens but chooses no next token.
         """
         sequence.num_computed = min(sequence.num_computed, len(sequence.tokens) - 1)
 

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 class EngineKind(Protocol):
-    """One kind of engine. `options` are the settings in the section named after it; None if there are none."""
+    """One kind of engine. `options` are the settings that are specific to this engine; None for the native engine."""
 
     remedy: str  # the instruction to show if its Python interpreter is missing
 

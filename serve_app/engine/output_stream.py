@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The result of a step's tokens: the number kept, their text, and the reason why the request ends, if it does."""
+    """The result of a step: the number of tokens added, their text, and the reason if the request ends."""
 
     produced: int
     delta: Delta | None
@@ -99,7 +99,8 @@ class OutputStream:
     def accept(self, sampled: Sequence[SampledToken]) -> Accepted:
         """Add a step's tokens, one or more, up to the token that ends the request; the tokens after it are dropped.
 
-        An end-of-sequence token or a stop token is not added: it appears in neither the text nor the count.
+        An end-of-sequence token is not added: it appears in neither the text nor the count. The same is true for a stop
+        token, unless the request keeps it (`include_stop_str_in_output`).
         """
         before = self.sequence.num_output
         reason = None

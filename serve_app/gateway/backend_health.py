@@ -190,7 +190,7 @@ class BackendHealth:
 
 
 def _voters(record: _Record, *, by_request: bool) -> dict[bool, set[str]]:
-    """Returns the accounts, or the requests, that vote bad (True) and good (False)."""
+    """Returns the accounts, or the requests if `by_request`, that vote bad (True) and those that vote good (False)."""
     bad, count = defaultdict[str, int](int), defaultdict[str, int](int)
     for request_id, (_, account_id, verdict) in record.verdicts.items():
         voter = request_id if by_request else account_id

@@ -17,9 +17,9 @@ A stream that fails with 500 after it has sent text is settled as cancelled, bec
 failure. After a 503 (the replica or its device is lost, or the usage can't be recorded), nothing is billed: the request
 is settled as failed. The same is true for any failure of a reply that is not streamed.
 
-A request whose replica is lost goes back to HELD and runs again (`reruns.py`). It does not run again if its client has
-some of the reply and has not asked for `resume`. Once the next run is CALLED, the text that the client already has is
-counted as produced.
+A request whose replica is lost goes back to HELD. When the ledger has recorded the lost run as failed, the request goes
+back to ASKED and runs again (`reruns.py`). It does not run again if its client has some of the reply and has not asked
+for `resume`. Once the next run is CALLED, the text that the client already has is counted as produced.
 
 PRODUCING begins with the first token, even while its text is held back. Until then the engine caches no part of the
 prompt that another request could reuse at the cached price. A client therefore gains nothing by cancelling in CALLED.
@@ -241,8 +241,8 @@ class Exchange:
     ) -> Delta | ReplyParts | ChoiceEnded | Finished | RunsAgain | None:
         """Returns the next event of the reply, Finished at the end, or None after `timeout_s` seconds without an event.
 
-        Returns RunsAgain when a replica was lost and another replica has taken the request. Raises ApiError when the
-        backend fails.
+        Returns RunsAgain when the run was lost and a replica has taken the next run. Raises ApiError when the backend
+        fails.
         """
         try:
             event = await self._next_event(timeout_s)

@@ -22,7 +22,7 @@ Page = tuple[bytes, dict[str, str]]  # body and headers of a page
 def front_routes(
     describe: Callable[[], Awaitable[dict[str, Any]]], page: Callable[[str], Awaitable[Page | None]]
 ) -> list[Route]:
-    """Returns the routes. `page` gets the service's address and renders the page, or returns None without a console."""
+    """Returns the routes. `page` renders the page for the service's address, or returns None if there is no console."""
 
     async def show(request: Request) -> Response:
         base = address_of(request)

@@ -162,7 +162,7 @@ class Lifecycle:
                 leave()
 
     def _verdict(self, record: RequestRecord) -> Verdict | None:
-        """Returns None while the verdict is open, or when the client ended the request too early for one."""
+        """Returns the verdict, or None while it is open or if the client ended the request too early for one."""
         phases = record.phases
         if phases.failed:
             return Verdict.FAILED

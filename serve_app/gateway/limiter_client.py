@@ -97,7 +97,7 @@ class LimiterClient:
 
     @property
     def disagreement(self) -> str | None:
-        """Reason why nothing is admitted: the number of limiter shards differs. None if it does not."""
+        """Reason why nothing is admitted, if a limiter has a different number of shards; None otherwise."""
         return next((shard.disagreement for shard in self._shards if shard.disagreement is not None), None)
 
     async def ask(self, ask: Admit | Adjust | Identify | Status) -> Any:
@@ -193,7 +193,7 @@ class LimiterClient:
         return self._shard_of(account_id)
 
     async def _account_of(self, digest: str) -> str | None:
-        """Returns None for a key that the ledger does not know. Raises Unavailable while the ledger is unavailable."""
+        """Returns the key's account, or None if the ledger does not know it. Raises Unavailable without the ledger."""
         try:
             async with asyncio.timeout(self.admit_timeout_s):
                 return await self._look_ups.submit(digest)
@@ -292,7 +292,10 @@ class _Shard:
             await asyncio.sleep(wait_s)
 
     async def live(self, ask: Live) -> LiveReport | None:
-        """Returns the limiter's report. Asks outside the ordered stream, so that live views do not delay admissions."""
+        """Returns the limiter's report, or None if it does not answer now.
+
+        Asks outside the ordered stream, so that live views do not delay admissions.
+        """
         try:
             async with asyncio.timeout(LIVE_TIMEOUT_S):
                 answer = await self._look_ups.submit(ask)

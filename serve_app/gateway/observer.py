@@ -34,7 +34,7 @@ class Observer:
         self._counted.add(metrics.DOOR_REQUESTS, 1, path)
 
     def first_token(self, record: RequestRecord, seconds: float) -> None:
-        """Records the seconds from arrival to the first token, once it has arrived: the rest may take minutes."""
+        """Records the seconds from arrival to the first token. Called when it arrives: the rest may take minutes."""
         self._counted.observe(metrics.FIRST_TOKEN_SECONDS, seconds, record.model, record.backend)
 
     def gap(self, record: RequestRecord, seconds: float) -> None:

@@ -253,7 +253,8 @@ class ReplyToRequest:
     async def _send_whole_reply(self, chat: ChatRequest, exchange: Exchange, sender: Sender, arrived: float) -> None:
         """Sends a reply that is not streamed. Sends line feeds while a slow reply is being generated.
 
-        A load balancer may not notice that its client has hung up until it fails to write to the client.
+        Without them, a load balancer may not notice that its client has hung up until the reply is complete: it notices
+        only when it fails to write to the client.
         """
         settings, clock = self._services.settings, self._services.clock
         # HTTP/1.0 has no chunks. It needs the length first, and its client could not detect an incomplete reply.

@@ -1,7 +1,7 @@
 """Runs a request again on another replica after its replica is lost: how often, after what pause, and under what id.
 
 The new run produces the reply from the start or, if the client has asked for `resume`, continues the text that was sent
-(`sent_tokens.py`).
+(`sent_tokens.py`). A run also counts as lost if its backend does not run and another one does (`NotRunning`).
 
 For the limiter, the replicas and the ledger, each run is a separate request with a separate id. Before the next run is
 admitted, the ledger records the lost run as failed, under the id that its replica knows. The lost replica may still try
@@ -35,7 +35,7 @@ PAUSES_S: Final = [0.0, 1.0]
 
 @dataclass(frozen=True, slots=True)
 class RunsAgain:
-    """An event after the loss of a replica: the reply continues, or starts again and what was sent is void."""
+    """An event after a lost run. If not `continues`, the reply starts again, and what was sent is void."""
 
     continues: bool
 

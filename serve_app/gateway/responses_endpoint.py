@@ -1,4 +1,4 @@
-"""Handles requests to POST /responses, like `reply_endpoint`, but with the errors and streams of this format.
+"""Handles requests to POST /responses, like `reply_endpoint`, but with the errors and streams of the Responses API.
 
 A complete response is stored together with the settlement of its request, so it is stored only if it is billed.
 """
@@ -279,14 +279,14 @@ class Run:
         self._reply = WholeResponse(chat, stored=True)
 
     async def check_size(self) -> None:
-        """Raises ApiError (422) if the response could not be stored at its end."""
+        """Raises ApiError (422) if the conversation leaves too little room to store the complete response."""
         try:
             await self._stored(self._reply.partial(self.head, "queued"), room=0.5)  # the reply may need the other half
         except TooLarge:
             raise invalid("background", "is not possible: the conversation is too large to be stored") from None
 
     async def store(self) -> Json:
-        """Stores the response that has begun, and returns it. Raises ApiError (503) without the ledger."""
+        """Stores the response before it is complete, and returns it. Raises ApiError (503) without the ledger."""
         self._is_due = True
         status = "in_progress" if self.has_begun.is_set() else "queued"
         response = WholeResponse(self._chat, stored=True).partial(self.head, status)

@@ -22,7 +22,7 @@ class Starts:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by account; the next account comes first
 
     async def wait(self, account: str) -> None:
-        """Returns when a request of this account may start: at once if none waits and this turn has a free place."""
+        """Returns when a request of this account may start: at once if none is waiting and this turn has room."""
         loop = asyncio.get_running_loop()
         if self._started < PER_TURN and not self._waiting:
             if not self._started:

@@ -1,8 +1,8 @@
 """Builds the trace of a request as its gateway saw it: a span for the request, and one per call to another process.
 
-A trace is kept if the client asks for it, if the request is in the random sample, or if it failed or was slow. The last
-two are known only at the end, so all spans are built then. The spans of the replica (`model/reply_trace.py`) are
-children of `generate`.
+A trace is kept if the client asks for it, if the request is in the random sample, or if it failed or was slow. Whether
+it failed or was slow is known only at the end, so all spans are built then. The spans of the replica
+(`model/reply_trace.py`) are children of `generate`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CHOSEN_BY_CLIENTS: Final = 20  # maximum traces per second that clients' headers
 
 
 class Tracing:
-    """Passes the spans of ended requests to `export`.
+    """Passes the spans of ended requests to `export`, if their trace is kept.
 
-    The fraction `share` (0 to 1) is always kept. So are requests that took `slow_s` seconds or longer.
+    `share` returns the random sample's share of all requests (0 to 1). Requests of at least `slow_s` seconds are slow.
     """
 
     def __init__(

@@ -99,7 +99,10 @@ def _methods(request: Request) -> set[str]:
 
 
 class DoorRoute(Route):
-    """Matches every method at its path. Otherwise `GET /responses/input_tokens` would look up a stored response."""
+    """Matches every method at its path, and answers 405 to all but its own.
+
+    Otherwise, `GET /responses/input_tokens` would match the route that looks up a stored response.
+    """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)

@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-6  # tolerance for float rounding, in keys
 
 
 class Verdict(Enum):
-    """The handling of a key that is not known."""
+    """The handling of a key that the limiter does not know."""
 
     LOOK_UP = auto()  # look the key up, and report the result with `looked_up`
     LOOK_UP_AT_BEAT = auto()  # look the key up at the next beat, and report the result with `looked_up`

@@ -353,7 +353,7 @@ class Launch:
 
 
 def _last_line(described: dict[str, Any]) -> str:
-    """Returns the last line of Serve's message about an application or a deployment: the error, for a traceback."""
+    """Returns the last line of Serve's message about an application or deployment. In a traceback, it is the error."""
     lines = [line.strip() for line in described.get("message", "").splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"
 

@@ -195,7 +195,7 @@ class Driver:
         return code
 
     def last_lines(self, count: int = 5) -> str:
-        """Returns the end of the driver's output."""
+        """Returns the last `count` lines of the driver's output."""
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-count:])
         return ""

@@ -86,7 +86,7 @@ def _wait_for_console(client: httpx.Client, console: str) -> None:
 
 
 def banner(facts: dict[str, Any]) -> str:
-    """Returns the facts of `--json` as text for a terminal; both snippets work when pasted."""
+    """Returns the facts of `--json` as text for a terminal. Its curl command and Python code work when pasted."""
     base_url, api_key = facts["base_url"], facts["api_key"]
     dashboard = "off"
     if facts["dashboard_url"]:

@@ -29,7 +29,7 @@ class Gpu:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs use more than 5% of its memory."""
+        """Whether other programs use more than 5% of the GPU's memory."""
         return self.free < 0.95 * self.memory
 
 

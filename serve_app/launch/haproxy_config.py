@@ -11,7 +11,8 @@ Ray's template has no settings for these changes:
   of a lane are at the gateways at one time; the others wait in HAProxy. A lane leads back to the same frontend through
   a local socket, so Ray still chooses the gateways. LANES has the limits; `lanes_of` parses it.
 - Requests whose path has the token of a one-time link are not logged.
-- If most requests of a key are refused, HAProxy itself refuses its requests beyond a multiple of its chat replies.
+- If most requests of a key are refused, HAProxy itself refuses the key's requests beyond a multiple of the
+  key's chat replies.
 
 Requests with a key that got a chat reply in the last ten minutes count for the key, from any address. All others count
 for their address. A key is the digest of the header that the gateway reads: the first authorization header, or the

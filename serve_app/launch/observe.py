@@ -79,7 +79,7 @@ def observe(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _folder(folder: Path) -> Iterator[Path]:
-    """Locks the folder for this process. Afterwards, removes everything in it except `data`."""
+    """Locks the folder for this process. At the end of the `with` block, removes everything in it except `data`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:

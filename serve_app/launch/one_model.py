@@ -141,7 +141,7 @@ def _of_folder(model: str, folder: Path) -> Facts:
 def choose(facts: Facts, wish: Wish, machine: Machine, python: str) -> Choice:
     """Chooses the backend. `python` is the interpreter of vLLM's environment.
 
-    Raises LaunchError if the options or the model do not fit the machine. The message names the smallest changes.
+    Raises LaunchError if the options or the model do not fit the machine. The message says what to change.
     """
     gpus = list(machine.gpus)
     if wish.gpus is not None and wish.gpus < 0:
@@ -404,7 +404,7 @@ def _ongoing(args: Mapping[str, Any]) -> int:
 
 
 def backend_name(model: str) -> str:
-    """Returns the name of the model's application: the last part of its name, in lower case."""
+    """Returns the application's name for a model: the last part of the model's name, in lower case."""
     return re.sub(r"[^a-z0-9]+", "-", Path(model).name.lower()).strip("-") or "model"
 
 

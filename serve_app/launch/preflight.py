@@ -55,7 +55,7 @@ def check_free_disk(home: Path, needed: int = MIN_DISK) -> None:
 def prepare_home(home: Path) -> bool:
     """Creates the state folder. If an existing one is open to other users, closes it to them and returns True.
 
-    Raises LaunchError instead if the folder does not belong to the service, because other programs may use it.
+    Raises LaunchError instead if that folder may have other programs' files, or if the folder can't be used.
     """
     closed = False
     try:

@@ -67,7 +67,7 @@ def interpreter(folder: Path) -> Path:
 
 
 def is_installed(folder: Path, cuda: bool) -> bool:
-    """Whether `folder` has the environment that `install` creates now."""
+    """Whether `folder` has the environment that `install` would create."""
     mark = folder / MARK
     return mark.is_file() and mark.read_text().split() == _marked(cuda)
 

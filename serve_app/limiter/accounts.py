@@ -29,7 +29,7 @@ class LimitBucket(Bucket):
 
 
 def tightest(buckets: Sequence[LimitBucket], now: float) -> Window:
-    """Returns the window of the bucket with the least room, for the headers. If equal, the lower limit wins."""
+    """Returns the window of the bucket with the least room, for the headers. At equal room, the lower limit wins."""
     tightest = buckets[0].state(now)
     for bucket in buckets[1:]:
         tightest = min(tightest, bucket.state(now))

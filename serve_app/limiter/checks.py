@@ -87,7 +87,7 @@ def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: 
 
 
 def token_charge(prompt_tokens: int, budget: int, key: Key) -> int:
-    """Returns the tokens to charge before the output is known.
+    """Returns the tokens to charge before the output is known: the prompt, and the expected output within the budget.
 
     Charging the whole output budget would refuse requests that the limits could have allowed.
     """

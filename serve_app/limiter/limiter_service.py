@@ -103,7 +103,7 @@ class LimiterService:
 
     @property
     def stale_s(self) -> float:
-        """Seconds since the ledger last confirmed all known keys and accounts; inf: never yet."""
+        """Seconds since the ledger last confirmed all known keys and accounts; infinite before the first time."""
         return self._clock() - self._confirmed_at
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class LimiterService:
         return not any(task.done() for task in self._tasks) and all(now - at < STUCK_S for at in turned)
 
     def demand(self) -> int:
-        """Returns the number of requests to admit that arrived in the last DEMAND_S, each counted once."""
+        """Returns how many requests first asked for admission in the last DEMAND_S seconds."""
         now = self._clock()
         for request_id, came_at in list(islice(self._asked.items(), MAX_ASKED)):
             if came_at > now - ASKED_AGAIN_S and len(self._asked) <= MAX_ASKED:

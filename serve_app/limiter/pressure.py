@@ -1,4 +1,4 @@
-"""Controls how much work a backend admits, by a level.
+"""Controls by a level how much work the limiter admits for a backend.
 
 The level rises while requests wait less than a target, and falls while they wait longer.
 """
@@ -113,7 +113,7 @@ class Controller:
             self.move(now)
 
     def granted_until(self, now: float) -> float:
-        """Returns `granted` up to `now`."""
+        """Returns the value of `granted` at `now`."""
         return self.granted + self.level * max(0.0, now - self.moved_at) if self.restricts else self.granted
 
     @property

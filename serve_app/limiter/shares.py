@@ -35,7 +35,7 @@ class OverShare:
 
 @dataclass(frozen=True, slots=True)
 class NoCapacity:
-    """The account is within its share, but the request would be expected to wait too long: 503."""
+    """The account is within its share, but the request is expected to wait too long: 503."""
 
     expected_s: float  # expected wait of the request
     wait_s: float
@@ -50,8 +50,8 @@ class Shares:
     (Contracts use a window of a minute. With such a window, every account could send a minute's work when the pressure
     begins.)
 
-    `shards` is the number of limiters that share the accounts. Each limiter assumes that between two reports the others
-    admit as much as it does.
+    `shards` is the number of limiters that share the accounts. Each limiter assumes that each of the
+    others admits as much as it does between two reports.
     """
 
     def __init__(self, tuning: Tuning, default: Contract, shards: int = 1) -> None:
@@ -78,7 +78,7 @@ class Shares:
     def rate(self, name: str, contract: Contract, now: float) -> float:
         """Returns the tokens per second that an account may use on the backend.
 
-        This is its contract, or less under pressure, but at least `floor` times the contract.
+        This is its contract's rate, or less under pressure, but at least `floor` times the contract's rate.
         """
         backend = self._restricted(name, now)
         return contract.tpm / 60.0 if backend is None else backend.rate(contract)
@@ -153,7 +153,7 @@ class Shares:
         return tuple((name, round(rate * 60.0)) for name, rate in rates if rate < contract.tpm / 60.0)
 
     def levels(self, now: float) -> list[tuple[str, float, float]]:
-        """Returns each backend's level: name, pressure and share.
+        """Returns the name, pressure and share of each backend.
 
         Controller.pressure explains the pressure. The share, 0 to 1, is the part of the default contract that may be
         used.
@@ -164,7 +164,7 @@ class Shares:
         return [(name, self.backends[name].controller.pressure, share) for name, share in sorted(left.items())]
 
     def _restricted(self, name: str, now: float) -> Backend | None:
-        """Returns the backend if its level restricts accounts."""
+        """Returns the backend if its level restricts accounts, else None."""
         backend = self.backends.get(name)
         if backend is None:
             return None

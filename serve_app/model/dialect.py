@@ -72,7 +72,7 @@ class Dialect:
 
         Raises:
             ContextLengthExceeded: the messages cannot fit the context.
-            BadTool: the parameters of a function cannot constrain the reply.
+            BadTool: the parameters of a function do not describe an object.
             UnknownVariable: the template has no variable of this name.
             ValueError: the template rejects the messages.
         """
@@ -228,7 +228,7 @@ class Dialect:
 
 
 def _constrains_calls(call: GenerateCall, tools: Tools) -> bool:
-    """Returns whether a grammar constrains calls that are optional."""
+    """Returns whether calls are optional and a grammar constrains the reply."""
     if call.tool_choice != "auto" or not tools:
         return False
     return call.sampling.grammar is not None or any(tool["function"].get("strict") for tool in tools)

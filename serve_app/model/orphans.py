@@ -70,8 +70,8 @@ class Orphans:
     """The pending settlements. `settle` is AccountingPort's method; `unsettled` returns the ids that the ledger lacks.
 
     Without a spool, only interrupted streams are settled, from memory. `settled` is called with each settlement that
-    the ledger did not have yet. `clock` returns Unix seconds. A settlement is due `delay_s` after the reply's end; the
-    `settle_after_s` of each new reply's call replaces `delay_s`.
+    the ledger did not have yet. `clock` returns Unix seconds. A settlement is due `delay_s` after the reply's end. Each
+    new reply replaces `delay_s` with its call's `settle_after_s`.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class Replica:
 
     `orphans` keeps the usage of replies until the ledger has it. By default, it keeps the usage in memory and calls
     `settle`, the method of AccountingPort. `name` is the replica's name in logs. `spans` sends the replica's spans to a
-    trace collector. `clock` is the engine's, in seconds.
+    trace collector. `clock` is the engine's clock, in seconds.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 Its input is the signals, the time and the state from its last evaluation; its output is a number of replicas. The need
 is the number of replicas for all running work, waiting work, and work that pressure refused. The rule compares the need
 with the target, which includes replicas that are starting, so it does not request these twice. It scales up at once if
-requests wait for a replica, wait too long, or were refused. It scales down only to the highest need within
-`down_after_s`, so that repeated bursts do not start the same replica again and again.
+requests wait for a replica, wait too long, or were refused. It scales down only to the highest need of the
+last `down_after_s`, so that repeated bursts do not start the same replica again and again.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _learned(capacity: float, rates: list[float], passed: float) -> float:
 def _guessed(loads: list[ReplicaLoad]) -> float:
     """Estimates a replica's capacity from the token rates of busy replicas, until a replica has been full.
 
-    The estimate is high.
+    The estimate is high, because a half-full replica already has more than half of its maximum rate.
     """
     busy = [load for load in loads if load.running >= _BUSY * load.slots]
     return sum(load.tokens_per_s for load in busy) / (sum(load.running / load.slots for load in busy) or 1.0)

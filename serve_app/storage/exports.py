@@ -73,8 +73,8 @@ class Csv:
 class JsonArray:
     """One JSON array with one object per line, which line-based tools can also process.
 
-    As with Csv, a file is `head`, any number of `rows`, `tail`. A truncated array is not valid JSON. A truncated file
-    of separate JSON lines would look complete.
+    As with Csv, a file is `head`, any number of `rows`, `tail`. If the file is truncated, it is not valid JSON. A
+    truncated file of separate JSON lines would look complete.
     """
 
     media_type = "application/json"

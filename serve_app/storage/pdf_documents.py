@@ -59,7 +59,7 @@ def invoice_number(payment: Movement) -> str:
 
 
 def statement_pdf(seller: Seller, customer: Customer, statement: Statement, now: float) -> bytes:
-    """Returns the statement of a month. If the month is not over, it names the time up to which it counts."""
+    """Returns the statement of a month. Before the month is over, it names the time up to which it counts."""
     month = statement.month
     is_over = now >= month.ends
     title = f"Statement of {time.strftime('%B %Y', time.gmtime(month.begins))}"

@@ -220,7 +220,7 @@ def recent_lines(
 
 
 def _end_of(line: Line) -> float:
-    """Returns about when a line was written: when its request ended. A file's lines are in the order of this time."""
+    """Returns about when a line's request ended and the line was written. A file's lines are in this order."""
     try:
         return datetime.fromisoformat(line["time"]).timestamp() + (line.get("total_ms") or 0.0) / 1000
     except (ValueError, TypeError, KeyError):
@@ -304,7 +304,7 @@ def _newest_first(folder: Path, pattern: str) -> list[Path]:
 
 
 def _with_times(folder: Path, pattern: str) -> list[tuple[float, Path]]:
-    """Returns the files and when each was written last, newest first."""
+    """Returns the time of the last write and the path of each file, newest first."""
     found = []
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):  # other processes rename and remove files here

@@ -11,7 +11,7 @@ from serve_app.cli.output import CommandError, UsageError
 
 @dataclass(frozen=True)
 class Address:
-    """A Grafana's URL: `https://host:port`, a path without a trailing slash, and the user and password in the URL."""
+    """The parts of a Grafana's URL: `https://host:port`, the path without a trailing slash, the user and password."""
 
     origin: str
     prefix: str

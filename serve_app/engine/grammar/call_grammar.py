@@ -31,8 +31,8 @@ def to_lark(
 ) -> str:
     """The grammar for `calls`, the parsed JSON text of a `Grammar.tool_calls`.
 
-    `embed` has one function per alternative. Each converts a JSON Schema to the body of a rule. `otherwise` is the
-    schema of a reply without calls, with its embed function.
+    `embed` has one function per alternative. Each converts a JSON Schema to the body of a rule. If a reply
+    without calls must be JSON, `otherwise` has its schema and the function that embeds this schema.
 
     Raises:
         UnsupportedGrammar: there are no alternatives, or they do not begin with the calls' marker.

@@ -118,7 +118,7 @@ class _Closing:
 
 
 def _merges(schema: Mapping[str, Any]) -> bool:
-    """Whether several subschemas apply to the same object, and not just one of several alternatives."""
+    """Whether several subschemas apply to the same object. The alternatives of one `anyOf` or `oneOf` count as one."""
     branches = [_list(schema.get(key)) for key in _BRANCHES if key in schema]
     ways = len(branches) + ("$ref" in schema) + ("properties" in schema or "required" in schema)
     return bool(branches or "$ref" in schema) and (ways > 1 or len(_list(schema.get("allOf"))) > 1)

@@ -103,7 +103,7 @@ class GrammarCompiler:
         self._aside = Aside("compile", rest=_REST)
 
     def start_grammar(self, grammar: Grammar, compiled: Compiled | None = None, tenant: str = "") -> GrammarState:
-        """A state for a new reply. `compiled` is the result of `prepare`; if it is None, calls `compile`."""
+        """A state for a new reply. `compiled` is the result of `prepare`; with None, this compiles the grammar now."""
         matcher = (compiled or self.compile(grammar)).matcher
         with self._lock:
             copy = matcher.deep_copy()
@@ -160,7 +160,7 @@ class GrammarCompiler:
     def _recompile(self, grammar: Grammar, exhausted: LLMatcher) -> LLMatcher:
         """Compile a separate matcher for one reply.
 
-        Removes `exhausted` from the cache, because its lexer is full and all its copies share it.
+        Removes `exhausted` from the cache, because the lexer that all its copies share is full.
         """
         with self._lock:
             if (cached := self._cache.get(grammar)) is not None and cached.matcher is exhausted:
@@ -241,11 +241,11 @@ class GrammarState:
 
     - `finished`: the grammar is complete; only an end-of-sequence token may follow.
     - `error`: the reason why the grammar engine failed; from then on, no token is allowed.
-    - `too_large`: whether it failed because the grammar is too large to continue.
+    - `too_large`: whether the grammar engine failed because the grammar is too large to continue.
 
     Replies with the same grammar share its lexer, which has a maximum number of states. When the lexer is full, `renew`
     starts to compile a separate matcher for this reply. That matcher then consumes the reply's tokens so far. Until
-    both have ended, the state is not `ready`, and its masks allow no token.
+    it has done so, the state is not `ready`, and its masks allow no token.
     """
 
     def __init__(

@@ -8,7 +8,8 @@
 - Lengths: llguidance rejects string lengths of 2**32 and more. Maximum lengths that no reply can reach are dropped.
 - Keys: llguidance allows escapes in keys that are not in `properties`, and compares these keys as written. So
   {"\\u0061ge": "old"} would match a schema in which `age` is a number, although the decoded key is `age`. Keys that
-  match a pattern cannot have escapes, so in the rewritten schema, keys that are not in `properties` match a pattern.
+  match a pattern cannot have escapes. So the rewritten schema has a pattern for the keys that are not in `properties`,
+  unless the schema may be merged with others (`_MERGED`) or its property names are very long (`_MAX_KEY_CHARACTERS`).
 """
 
 from __future__ import annotations

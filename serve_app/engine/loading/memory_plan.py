@@ -36,7 +36,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The memory that a model needs, in bytes."""
+    """The memory that a model needs; sizes are in bytes."""
 
     name: str
     dtype: str
@@ -62,7 +62,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One device's part of the model, in bytes."""
+    """One device's part of the model; sizes are in bytes."""
 
     device: Device
     layers: int
@@ -145,7 +145,7 @@ def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettin
 def demand_of(
     name: str, config: Mapping[str, Any], sizes: Mapping[str, int], weights: int, settings: EngineSettings
 ) -> Demand:
-    """The demand. `sizes` has the number of elements of each tensor by name; `weights` is their bytes when loaded.
+    """The demand. `sizes` has each tensor's number of elements, by name; `weights` is their total bytes when loaded.
 
     Raises:
         KeyError: the configuration has no layers or heads.

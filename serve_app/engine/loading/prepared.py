@@ -66,7 +66,7 @@ class Slot:
 
 
 def identity_of(paths: Iterable[Path], extra: str = "") -> str:
-    """A digest of the files' names, of the content of JSON files, and of the others' sizes and modification times.
+    """A digest of `extra` and of each file's name and content (JSON files) or size and modification time (other files).
 
     Raises:
         OSError: a file is missing.

@@ -284,8 +284,8 @@ def _tokens_s(
     """Estimates tokens per second of a replica.
 
     A step produces a token for each sequence. It reads the experts that its sequences choose; the estimate assumes that
-    they choose different experts. The GPUs of a tensor-parallel group read at the same time, those of the native engine
-    one after another.
+    they choose different experts. The GPUs of a tensor-parallel group read at the same time. The native engine's GPUs
+    read one after another.
     """
     experts = _experts(config)
     chosen = min(experts, sequences * int(config.get("num_experts_per_tok") or experts))

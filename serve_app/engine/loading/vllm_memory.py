@@ -74,7 +74,7 @@ def demand_of(
     sequences: int = 256,
     step: int = 8192,
 ) -> Demand:
-    """The demand of one replica; `weights` in bytes, `step` in tokens. `Demand.step` is in bytes per GPU.
+    """The demand of one replica. `weights` is in bytes and `step` in tokens; the result's `step` is in bytes per GPU.
 
     Raises:
         KeyError: the configuration has no layers or heads.

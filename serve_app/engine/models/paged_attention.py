@@ -234,7 +234,7 @@ class PagedStep:
 
 
 def group_lengths(lengths: list[int]) -> list[list[int]]:
-    """Split ascending lengths into runs, so that padding each run to its longest length stays within limits."""
+    """Split ascending lengths into runs whose longest and shortest lengths differ little, to limit the padding."""
     groups: list[list[int]] = []
     for length in lengths:
         if groups and length <= max(groups[-1][0] * _PADDING, groups[-1][0] + _PADDING_TOKENS):

@@ -134,8 +134,8 @@ def uninstall(model: nn.Module) -> None:
 class RopeTable:
     """Cos and sin of every position that a model can have, for the engine's forward passes.
 
-    The length classes follow each other. Each row holds the first half of the model's values for that position, bit for
-    bit. The model's second half repeats the first.
+    The table has the rows of each length class, one class after another. A row holds the first half of the values that
+    the model computes for the row's position, bit for bit. The second half would repeat the first.
     """
 
     SLACK = 64  # additional rows beyond a class's bound, for the positions of draft tokens

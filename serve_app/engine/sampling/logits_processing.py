@@ -81,7 +81,7 @@ def penalise(logits: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, np.
 
 
 def biases(logit_bias: Iterable[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct tokens (n,) and the amounts to add to their logits (n,); a token's last bias counts."""
+    """Distinct tokens (n,) and the amounts to add to their logits (n,). Of a token's biases, the last counts."""
     last = dict(logit_bias)
     amounts = [BAN if bias <= _MIN_BIAS else bias for bias in last.values()]
     return np.array(list(last), dtype=np.int64), np.array(amounts, dtype=np.float32)

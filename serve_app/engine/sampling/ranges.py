@@ -15,7 +15,7 @@ def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int
     """Number of tokens that the context leaves for the reply, at least 1. `vocab` is the width of the logits.
 
     Raises:
-        ValueError: the prompt is empty or has ids outside the vocabulary, or the weight is not a positive number.
+        ValueError: the prompt is empty or has ids outside the vocabulary, or `request.weight` is not a positive number.
         ContextLengthExceeded: there is no room for a token.
     """
     prompt = request.prompt_token_ids

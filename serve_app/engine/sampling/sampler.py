@@ -125,7 +125,7 @@ class _RawRows:
         ]
 
     def of(self, tokens: Sequence[int]) -> dict[int, tuple[float, tuple[tuple[int, float], ...]]]:
-        """By row, the log-probability of the chosen token, and the most likely tokens with theirs.
+        """By row: the log-probability of the chosen token, and the most likely tokens with their log-probabilities.
 
         `tokens` has the chosen token of every row of `logits`. The result for a negative token has no meaning.
         """

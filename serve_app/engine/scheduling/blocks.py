@@ -49,8 +49,9 @@ class BlockAllocator:
     A block is in use (it has a reference), cached (no reference, but its content can be found) or empty.
 
     Invariants: no two indexed blocks have the same key; a holder of an indexed block also holds all blocks before it.
-    So blocks are evicted in the order in which their references were dropped. Every operation except `forget` is linear
-    in the blocks passed.
+    Blocks are evicted in the order in which their last references were dropped, and `free` begins with a sequence's
+    last block. So no block is evicted before the blocks that follow it. Every operation except `forget` is linear in
+    the blocks passed.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

@@ -119,8 +119,8 @@ class FairQueue(Generic[Entry]):
         """Check that one more request of `tenant` may wait; `free_slots` is the number of slots that are free now.
 
         Raises:
-            QueueFull: `max_waiting` requests wait beyond the free slots, and the tenant already has its share of the
-                queue.
+            QueueFull: beyond the free slots, `max_waiting` requests wait and the tenant already has its share of the
+                queue, or `_OVERFLOW` times `max_waiting` requests wait.
         """
         excess = len(self) - free_slots - max_waiting
         if excess >= 0 and (excess >= (_OVERFLOW - 1) * max_waiting or not self._has_share(tenant, max_waiting)):
@@ -164,9 +164,9 @@ def _arrival(entry: Queued) -> int:
 
 
 def share_evenly(needs: Sequence[int], budget: int) -> list[int]:
-    """Max-min fair shares: no share exceeds its need, and only smaller needs get smaller shares (apart from rounding).
+    """Max-min fair shares: no share exceeds its need, and all shares below their needs are equal, apart from rounding.
 
-    Exception: if there is any budget, the first share is at least 1, so that its owner never starves.
+    Exception: if there is any budget, and the first need is not 0, its share is at least 1, so its owner never starves.
     """
     shares = [0] * len(needs)
     order = sorted(range(len(needs)), key=lambda i: needs[i])

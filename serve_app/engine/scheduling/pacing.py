@@ -62,7 +62,7 @@ class PrefillPacer:
         return self._bounded(target_s / self._idle_token_s)
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        """Record the duration of a step of `rows` decoding sequences and `prompt_tokens`."""
+        """Record the duration of a step that computed `rows` decoding sequences and `prompt_tokens` prompt tokens."""
         if seconds <= 0:
             return
         if not rows:
@@ -84,7 +84,7 @@ class PrefillPacer:
                 self._owed_s = min(max(0.0, owed_s), _MAX_OWED * decode_s)
 
     def _estimate(self, rows: int) -> float | None:
-        """Seconds for a step of `rows` alone, from the nearest number of rows that was recently measured.
+        """Seconds for a step that only decodes `rows` sequences, from the nearest number that was recently measured.
 
         None if no measured number is near.
 

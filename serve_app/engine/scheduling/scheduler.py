@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Number of tokens to compute before each sequence that is not decoding has its next token.
+        """Number of tokens to compute until all waiting sequences and prompts in prefill have their next token.
 
         A tenant that has queued much more than the others does not delay them, because the queue is fair. So its tokens
         beyond twice the others' mean do not count. The number is an upper bound, because the cached prefix of a waiting
@@ -95,8 +95,7 @@ class Scheduler:
         """Queue a sequence.
 
         Raises:
-            QueueFull: `max_waiting` sequences wait in addition to those that get a free slot in the next step, and the
-                tenant already has its share of the queue.
+            QueueFull: see `FairQueue.require_place`.
         """
         free = max(0, self.max_running - len(self.running))
         self.waiting.require_place(sequence.request.tenant, free, self.max_waiting)
@@ -163,8 +162,8 @@ class Scheduler:
         rejected draft tokens will be overwritten, and blocks that only they use are released.
 
         Other sequences find a prompt's blocks only after its first token. Until then, the client can cancel the request
-        free of charge. Other requests would then pay only the cached price for tokens that no account has paid for. The
-        same applies if the step ends the request with an error, so that it is not `billed`.
+        free of charge. Other requests would then pay only the cached price for tokens that no account has paid for. For
+        the same reason, a step that is not `billed` adds no blocks: it ended with an error, or chose no token.
         """
         sequence = chunk.sequence
         sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
@@ -216,7 +215,7 @@ class Scheduler:
         self.finish(sequence)
 
     def _length_class(self, num_tokens: int) -> int:
-        """The length class, which depends only on the length, so preemption never changes a result."""
+        """The length class for this many tokens. It depends on nothing else, so preemption never changes a result."""
         return bisect.bisect_left(self.class_bounds, num_tokens)
 
     def _move_to_longer_class(self) -> None:

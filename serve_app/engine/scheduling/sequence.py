@@ -58,14 +58,14 @@ class TokenSequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that must go through the model before the next token can be sampled; 1 while decoding."""
+        """Number of tokens to compute before the next token can be sampled; 1 while decoding."""
         return len(self.tokens) - self.num_computed
 
     @property
     def is_scored(self) -> bool:
-        """Whether its chunks must be scored: log-probabilities of the prompt are missing.
+        """Whether log-probabilities of the prompt are requested and still missing.
 
-        They need the logits of every prompt token.
+        The sequence's chunks must then return the logits of every prompt token.
         """
         return self.request.sampling.prompt_logprobs is not None and self.num_scored < self.num_prompt
 

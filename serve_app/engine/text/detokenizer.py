@@ -14,14 +14,14 @@ _LONGEST_CHARACTER = 4  # bytes, in UTF-8
 
 
 def bytes_of_unicode() -> dict[str, int]:
-    """GPT-2's printable substitutes for bytes, inverted (`bytes_to_unicode` in openai/gpt-2, encoder.py)."""
+    """Map GPT-2's printable substitutes to bytes: `bytes_to_unicode` in openai/gpt-2 (encoder.py), inverted."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class ByteLevelDecoder:
-    """Decodes one sequence of byte-level BPE tokens, one at a time. A token is a byte string, so it costs O(1).
+    """Decodes one sequence of byte-level BPE tokens, one at a time, in O(1), because each token is a byte string.
 
     All parts together equal the tokenizer's decoding, except that an incomplete character at the end of the reply is
     omitted.
@@ -47,7 +47,7 @@ class ByteLevelDecoder:
 
 
 class WindowDecoder:
-    """Decodes one sequence of any other tokenizer: decodes a short window of tokens and releases the new text.
+    """Decodes one sequence of tokens that are not byte-level: decodes a short window and releases the new text.
 
     The window keeps the tokens of the most recently released text, because a token's text depends on its neighbours
     (the space before a word, bytes of one character).

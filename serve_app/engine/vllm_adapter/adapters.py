@@ -111,7 +111,7 @@ class Adapters:
         self._unload_unused(adapter)
 
     def fingerprint(self, name: str) -> str:
-        """Identifies the adapter's files. Raises UnknownAdapter."""
+        """Identifies everything that affects the adapter's replies. Raises UnknownAdapter, or AdapterLoading."""
         return self._find(name).fingerprint
 
     def _find(self, name: str) -> Adapter:

@@ -1,4 +1,4 @@
-"""Environment variables of a process that starts vLLM. Set them before vLLM is imported: it reads some then."""
+"""Environment variables of a process that starts vLLM. vLLM reads some when it is imported, so set them before."""
 
 from __future__ import annotations
 

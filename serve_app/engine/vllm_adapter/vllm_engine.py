@@ -450,7 +450,7 @@ class VllmEngine:
             self._end(live, FinishReason.ABORT)
 
     def _abort_soon(self, request_id: str) -> None:
-        """Abort a request whose caller's loop is closed. Not immediately, because the outbox is delivering now."""
+        """Abort a request whose caller's loop is closed, once the outbox, which is delivering now, has finished."""
         if (live := self._live.get(request_id)) is not None:
             self._loop.call_soon(self._end, live, FinishReason.ABORT)
 

@@ -18,7 +18,7 @@ _run_worker = WorkerProc.worker_main
 
 
 def bind_to_parents() -> None:
-    """Let no process that vLLM starts from now on outlive its parent. vLLM (0.32) has no setting for this."""
+    """Make every process that vLLM starts from now on end with its parent. vLLM (0.32) has no setting for this."""
     EngineCoreProc.run_engine_core = staticmethod(_engine_core)
     WorkerProc.worker_main = staticmethod(_worker)
 

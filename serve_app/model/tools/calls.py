@@ -175,7 +175,8 @@ class CallReader:
     def _complete_call(self, name: str, arguments: str | None) -> bool:
         """Adds a call whose arguments have been read. None means that they are incomplete or not valid.
 
-        With None, adds an incomplete call if the end of the reply has cut it, and otherwise returns False.
+        With None, adds an incomplete call if the reply ends here, provided that the length limit has cut the reply or a
+        grammar has checked it. Otherwise, returns False.
         """
         if arguments is None and not ((self.by_length or self._checked) and self._source.is_over):
             return False

@@ -242,7 +242,7 @@ def _is_heavy(chunks: Sequence[Chunk]) -> bool:
 
 
 def huge_pages(size: int) -> numpy.ndarray:
-    """`size` zero bytes, in pages of 2 MiB if the system has them, because every step reads all weights in order.
+    """Allocate `size` bytes of zeros, in pages of 2 MiB if the system has them: every step reads all weights in order.
 
     A page takes no memory before its first use.
     """
