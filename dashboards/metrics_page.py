@@ -27,9 +27,9 @@ NOTES = (
     "`namespace`.",
     "The label `model` is the identifier that the client named, and `backend` is the application that served the "
     "request. Each is `none` if the request was refused before it was known. No label contains an account or a key.",
-    "A counter or histogram is exported as 0 for each value of its labels from the start. Without this, Prometheus's "
-    "`increase` would miss its first event.",
-    "Counters start at 0 with each process. Do not bill from metrics: only the ledger is exact.",
+    "The service's counters and histograms are exported as 0 before their first event, for each combination of their "
+    "labels' values. Without this, Prometheus's `increase` would miss the first event.",
+    "Counters are reset to 0 when a process restarts. Do not bill from metrics: only the ledger is exact.",
 )
 OWN = (
     "A replica on vLLM also exports vLLM's own metrics, about 600 series per replica. Their names have the prefix "

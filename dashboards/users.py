@@ -12,7 +12,9 @@ from serve_app.contracts import metrics
 
 ERRORS: Final = 'status=~"5.."'
 COUNTED: Final = 'status!~"4.."'  # excludes 4xx: the client's error or limit, or a client that hung up (499)
-ANY_BACKEND: Final = 'backend=~".+"'  # excludes requests that were refused, because these have no backend
+# All backends, and requests that were refused before they had one. REFUSALS has no label `backend`, so its share must
+# not be of the selected backend's requests.
+ANY_BACKEND: Final = 'backend=~".+"'
 NO_TRAFFIC: Final = "no traffic"
 
 
@@ -64,7 +66,7 @@ NOW_ROW = [
     single(
         "What share of the replies meets both targets?", in_time("all"), "percentunit", low_is_bad(0.8, 0.98),
         empty=NO_TRAFFIC,
-        good="98% of the served requests. Their number is the goodput.",
+        good="98% of the served requests. Goodput is the rate of requests that meet both.",
         otherwise="The lower of the two previous numbers is the cause.",
         then=Board.CAPACITY,
     ),
@@ -90,7 +92,8 @@ NOW_ROW = [
         ),
         "percentunit", high_is_bad(0.001, 0.01), empty=NO_TRAFFIC,
         good="None.",
-        otherwise="Add replicas, or raise max_replicas. A part of the service that restarts returns the same code.",
+        otherwise="Add replicas, or raise max_replicas. While a part of the service restarts, its requests get the "
+        "same error (503 overloaded_error) and are counted here.",
         then=Board.CAPACITY,
     ),
 ]  # fmt: skip
@@ -112,13 +115,13 @@ ANSWERS = [
     ),
     graph(
         "Why are requests refused?", {"{{reason}}": rate_of(metrics.REFUSALS, "reason")}, "reqps",
-        good="A few, for reasons that are the client's.",
+        good="A few, caused by the clients' own requests or limits.",
         otherwise="requests, tokens, concurrency: accounts are over their limits. overloaded_error: no capacity. "
         "server_error: a fault. docs/api.md explains every code.",
         then=Board.MONEY,
     ),
     graph(
-        "How many requests are worth their wait?",
+        "How many requests are served, and how many in time?",
         {
             "all": rate_of(metrics.REQUESTS),
             "served": rate_of(metrics.REQUESTS, where='status="200"'),
@@ -160,7 +163,7 @@ TIMES = [
     graph(
         "How fast do tokens come?", quantiles(metrics.OUTPUT_TOKEN_SECONDS, "model"), "s",
         good="Seconds per token, mean of each reply: flat below 0.1 s.",
-        otherwise="It rises with the batch. If the batch is small and steps are slow, check the GPUs.",
+        otherwise="The time rises with the batch size. If the batch is small and steps are slow, check the GPUs.",
         then=Board.ENGINE,
     ),
     graph(
@@ -206,7 +209,7 @@ REQUESTS = [
     graph(
         "Through which doors do requests come?", {"{{door}}": rate_of(metrics.DOOR_REQUESTS, "door")}, "reqps",
         stacked=True,
-        good="The formats that your clients use. Every identifier is counted.",
+        good="The formats that your clients use. The filters for identifier and backend do not apply to this panel.",
         otherwise="A door falls to 0: clients of this format do not reach the service, or were changed.",
         then=Board.CLUSTER,
     ),

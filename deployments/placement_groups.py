@@ -1,4 +1,4 @@
-"""The GPUs of one vLLM replica: `num_gpus` on one machine, or a placement group over several.
+"""The GPUs of one vLLM replica: `num_gpus` on one machine, or a placement group on one or several.
 
 vLLM's Ray executor needs bundles of one GPU each, at least one per worker. It numbers its workers node by node,
 beginning with the replica's node, so the workers of a tensor-parallel group are consecutive. The first bundle also
@@ -17,8 +17,8 @@ def group_of(tensor: int, pipeline: int, actor: Mapping[str, Any]) -> tuple[list
     """Returns the bundles and the strategy for these parallel sizes and the replica's ray_actor_options (`actor`).
 
     A tensor-parallel group must be on one machine, so a single group has the strategy STRICT_PACK. Several pipeline
-    stages have the strategy PACK, because they may be on several machines. If each machine of a pool has one unit of a
-    custom resource, the bundles of a stage share this unit, so that a machine gets one whole stage.
+    stages have the strategy PACK, because they may be on several machines. With a custom resource of which each machine
+    has one unit, each bundle takes 1 / `tensor` of it. One machine then gets one whole stage.
     """
     pool: Bundle = dict.fromkeys(actor.get("resources") or {}, 1 / tensor)
     worker: Bundle = {"GPU": 1, **pool}
@@ -36,8 +36,8 @@ def find_problems(tensor: int, pipeline: int, deployment: Mapping[str, Any], whe
     if bundles is None:
         # A replica of size 1 without num_gpus is valid, because it may run vLLM's CPU build.
         if gpus is None and number > 1:
-            right = _text(tensor, pipeline, actor)
-            yield f"{where}.ray_actor_options: {size}: set num_gpus to {number}, or over several machines {right}"
+            other = f", or over several machines {_text(tensor, pipeline, actor)}" if pipeline > 1 else ""
+            yield f"{where}.ray_actor_options: {size}: set num_gpus to {number}{other}"
         elif gpus and gpus != number:
             yield f"{where}.ray_actor_options.num_gpus: {size}, and num_gpus is {gpus:g}: set it to {number}"
         return
@@ -65,7 +65,7 @@ def _wrong_bundles(tensor: int, pipeline: int, bundles: Any, actor: Mapping[str,
         return "must be a list of resources"
     gpus = [bundle.get("GPU", 0) for bundle in bundles]
     if any(number not in (0, 1) for number in gpus):
-        return "vLLM takes bundles of one GPU"
+        return "each bundle must have one GPU or none"
     if sum(gpus) != tensor * pipeline:
         return f"vLLM has {tensor * pipeline} workers, and the bundles have {sum(gpus):g} GPUs"
     if not gpus[0] and pipeline > 1:

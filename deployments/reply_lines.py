@@ -1,7 +1,8 @@
 """Brings the events of replies from replicas to gateways: one connection for each pair of processes.
 
-A call through Serve chooses the replica, counts as open while the reply runs, and reports failures. The events use
-another connection: a replica sends all events of a step to a gateway in one frame, an array of (reply number, event).
+A gateway calls a replica through Serve. Serve chooses the replica, counts the call as open while the reply runs, and
+reports failures. The events use another connection: a replica sends all events of a step to a gateway in one frame, an
+array of (reply number, event).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class ReplyListener(Listener):
 
 
 class _Events(Incoming):
-    """A replica's connection at the gateway."""
+    """The gateway's end of a replica's connection."""
 
     _listener: ReplyListener
 
@@ -226,8 +227,8 @@ _lines: Final = ReplyLines()
 async def send_events(events: AsyncGenerator[BackendEvent, None], to: ReplyTo) -> str | None:
     """Sends the events of a reply to its gateway. Closes `events` if the connection to the gateway is lost.
 
-    Returns the reason if the reply ended early, else None. Raises an exception of `events` after sending the events
-    before it.
+    Returns the reason if the gateway could not be reached or was lost, else None. Raises an exception of `events` after
+    sending the events before it.
     """
     async with contextlib.aclosing(events):
         try:

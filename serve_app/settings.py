@@ -82,8 +82,8 @@ class IdentifierSettings(_Strict):
     price: PriceSettings
     """The identifier's price."""
     first_token_target_s: Seconds = 5.0
-    """Target for the time to the first token, in seconds. Replies that meet both targets count as goodput; alerts watch
-    the share of the others."""
+    """Target for the time to the first token, in seconds. Replies that meet this target and `output_token_target_s`
+    count as goodput; alerts watch the share of the others."""
     output_token_target_s: Seconds = 0.2
     """Target for the mean time per output token of a reply, in seconds."""
     context_length: Annotated[int, Field(ge=1)] = 32768
@@ -112,8 +112,8 @@ class GatewaySettings(_Strict):
     models: Annotated[dict[str, IdentifierSettings], Field(min_length=1)]
     """Identifier that clients use → its backends, price and limits."""
     admit_timeout_s: Seconds = 30.0
-    """Maximum wait for the limiter, in seconds. A limiter that restarts on another machine admits requests after
-    `limiter_lease_s` plus 3 s."""
+    """Maximum wait for the limiter, in seconds. Keep it above `limiter_lease_s` plus 3 s, the time that a limiter needs
+    to restart on another machine."""
     settle_timeout_s: Seconds = 0.5
     """Maximum time that the last chunk waits for the ledger, in seconds. Then the settlement goes to the spool."""
     queue_timeout_s: Seconds = 120.0
@@ -234,17 +234,17 @@ class GatewayArgs(_StateArgs):
     lease_s: Annotated[float, Field(gt=1)] = 10.0
     """Seconds of silence after which a gateway loses its holds."""
     limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
-    """Seconds that a new limiter waits before it admits requests, if its predecessor does not respond. Gateways need
-    half of this time to send the new limiter their holds."""
+    """Seconds that a new limiter waits for a predecessor that does not respond. It admits requests 3 s later, when
+    gateways have sent it their holds."""
     outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
     """Additional seconds for which the limiter admits requests while the ledger is unavailable. A new limiter waits for
     the same additional time."""
     key_staleness_s: Annotated[float, Field(ge=1)] = 5.0
     """Maximum time, in seconds, since the limiter last read the changes of keys and accounts. After that, requests get
-    503. To serve requests during ledger outages, raise it together with `outage_grace_s`; a key that is revoked during
-    an outage then works until the outage ends."""
+    503. To serve requests during ledger outages, raise it together with `outage_grace_s`; a key that is revoked just
+    before or during an outage then works until the outage ends."""
     orphan_delay_s: Seconds = 2.0
-    """Seconds after which a replica settles for a dead gateway."""
+    """Seconds from the loss of a request's gateway until the replica settles the request itself."""
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of limiter processes that share the accounts. Change it only while the service is stopped."""
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
@@ -258,7 +258,8 @@ class GatewayArgs(_StateArgs):
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     """Maximum bytes of the stored replies per account, and of its stored responses."""
     alert_mail: bool = False
-    """Whether `/account/alerts` accepts e-mail addresses. True if the console has `mail`."""
+    """Whether `/account/alerts` accepts e-mail addresses. Set it to true if the console has `mail`: the gateway does
+    not read the console's settings."""
     private_webhooks: bool = False
     """Whether `/account/alerts` also accepts plain http, any port, and addresses that are not public. Must equal the
     console's setting."""

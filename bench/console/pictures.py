@@ -15,6 +15,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from copy import deepcopy
+from http.client import HTTPException
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -83,7 +84,7 @@ class Busy(Lived):
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         url = f"{self.base_url}/v1/chat/completions"
         request = urllib.request.Request(url, json.dumps({**body, "stream": True}).encode(), headers)
-        with suppress(OSError), urllib.request.urlopen(request, timeout=60) as reply:
+        with suppress(OSError, HTTPException), urllib.request.urlopen(request, timeout=60) as reply:
             reply.read()
 
 

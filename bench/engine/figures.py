@@ -73,7 +73,7 @@ def longest_pause(reply: Reply, start: float, end: float) -> float:
 
 
 def floor_share(weight_bytes: int, bytes_per_s: float, token_s: float) -> float:
-    """Ratio of the time to read all weights once from memory to a stream's time per token.
+    """Divides the time that one read of all weights from memory takes by a stream's time per token.
 
     A decode step reads each weight once, for any batch size. At a ratio of 1, memory bandwidth is the only limit. A
     server that accepts several drafted tokens in a step can exceed 1.

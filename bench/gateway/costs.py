@@ -92,7 +92,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Updates the costs' part of the document and their records. Raises ValueError if the document has no marks."""
+    """Updates the document's part with the costs, and their records. Raises ValueError if the document has no marks."""
     document.renew(path, BEGIN, END, ("costs.json", results), lambda folder: {}, lambda pictures: markdown(results))
 
 
@@ -107,7 +107,7 @@ def markdown(results: Results) -> str:
             middle = show(found, "{:.2f}") if found else ""
             row = [f"`{cost}`", COSTS[cost].text, str(clients), *sides, middle, _mean(results, cost, clients)]
             rows.append(row)
-    head = ["part", "what it is", "clients", "requests/s", "without", "ratio", "its mean and standard error"]
+    head = ["part", "what it is", "clients", "requests/s with", "without", "ratio", "mean ratio ± standard error"]
     return f"{machine(results)}\n\n{table(head, rows)}\n"
 
 

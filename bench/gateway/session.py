@@ -58,7 +58,7 @@ class Session:
                 system.start()
                 self._turn(system, number)
             except (ServerError, load.LoadError) as error:
-                self.missing[name] = str(error).splitlines()[0][:200]  # the other lines are its log
+                self.missing[name] = str(error).splitlines()[0][:200]  # the other lines are the server's log
                 say(str(error))
             finally:
                 system.stop()

@@ -15,7 +15,7 @@ END = "<!-- end of what bench.gpu_check measured -->"
 _STEP = {
     "plan_ms": "scheduling",
     "launch_ms": "the model's code on the host",
-    "wait_ms": "waiting for the GPU after it",
+    "wait_ms": "waiting for the GPU afterwards",
     "sample_ms": "sampling",
     "commit_ms": "text and delivery",
     "all_ms": "**all**",
@@ -65,7 +65,7 @@ def _machine(results: dict[str, Any]) -> str:
     card = f"{found['card']}, {found['memory_gib']} GiB" if found.get("card") else "no GPU"
     facts = [f"{card}; driver {found.get('driver')}; CUDA {found.get('cuda_version')}", f"torch {found.get('torch')}"]
     facts += [named, f"{found.get('cores')} cores", f"a copy moves {_show(found.get('copy_gb_s'))} GB/s"]
-    facts += [f"a product reaches {_show(found.get('matmul_tflop_s'))} TFLOP/s"]
+    facts += [f"a matrix product reaches {_show(found.get('matmul_tflop_s'))} TFLOP/s"]
     facts += [f"starting one small operation takes {_show(found.get('launch_us'))} µs"]
     return f"`make gpu-check` on {results['date']}: {'; '.join(fact for fact in facts if fact)}."
 
@@ -89,7 +89,7 @@ def _engine(found: dict[str, Any]) -> Iterable[str]:
         rows[-1] += [f"{figures['step_ms']:.2f}", f"{figures['floor_share']:.0%}", f"{figures['tokens_s']:,.0f}"]
         rows[-1].append(f"{peer['tokens_s']:,.0f}" if "tokens_s" in peer else "not measured")
     count = found.get("sequences")
-    head = ["shape", "10⁹ weights", "floor of a step, ms", "step of one sequence, ms", "share of the floor"]
+    head = ["shape", "10⁹ weights", "floor of a step, ms", "step of one sequence, ms", "floor / step"]
     yield table([*head, f"{count} sequences, tok/s", "transformers, tok/s"], rows)
     loads = [(shape, n, steps) for shape, of in found.get("steps", {}).items() for n, steps in of.items()]
     if loads:
@@ -137,7 +137,7 @@ def _correctness(found: dict[str, Any]) -> Iterable[str]:
     if greedy := found.get("greedy_float32"):
         same = greedy["tokens"] - greedy["other_tokens"]
         yield (
-            f"In float32, {same} of {greedy['tokens']} greedy tokens are those of transformers; log-probabilities "
+            f"In float32, {same} of {greedy['tokens']} greedy tokens equal those of transformers; log-probabilities "
             f"differ by at most {greedy.get('logprob_error_max', 0):.1e}."
         )
     judged = [("our engine", found.get("bfloat16")), ("vLLM", (found["vLLM"] or {}).get("bfloat16"))]

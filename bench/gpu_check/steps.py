@@ -99,7 +99,7 @@ def measure_steps(runner: Any, settings: EngineSettings, count: int, device: tor
     finally:
         steps.close()
     if figures.get("kernel_ms"):
-        # Estimate for a CUDA graph, which replays all launches as one: time in kernels plus the engine's other work.
+        # Estimated step time with a CUDA graph, which replays all launches as one: time in kernels plus other work.
         rest = figures["all_ms"] - figures["launch_ms"] - figures["wait_ms"]
         figures["replayed_ms"] = round(rest + figures["kernel_ms"], 4)
     return figures

@@ -1,4 +1,4 @@
-"""Decodes the bytes that a server sent, and their times of arrival, as HTTP and server-sent events.
+"""Decodes the bytes of a server, with their times of arrival, as HTTP and server-sent events.
 
 The load generator only records bytes. They are decoded after the measurement, so that decoding takes no processor time
 from the servers.

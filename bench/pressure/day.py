@@ -17,7 +17,7 @@ BATCH = {f"batch-{n}": weight for n, weight in enumerate((50, 50, 100, 100, 100,
 ILL = "ill-behaved"
 BATCH_HOURS = 9.0, 21.0
 ILL_HOURS = 12.0, 16.0
-BURST_HOURS = 19.5, 19.75  # in these hours, the crowd sends three times as much
+BURST_HOURS = 19.5, 19.75  # between these hours, the crowd sends three times as much
 LOSS_HOURS = 11.0, 17.0  # at each of these hours, a replica dies
 BACK_AFTER_S = 150.0
 PEAK = 0.75  # load in the crowd's busiest hour, as a share of all replicas' capacity
@@ -47,7 +47,7 @@ def _people(world: World, shape: Shape, most: float, accounts: int) -> Crowd:
         weight = rng.choices((50, 100, 200, 400), (20, 60, 15, 5))[0]
         contract = CROWD_CONTRACT
         world.add_account(account_id, Contract(contract.rpm, contract.tpm, contract.concurrency, weight))
-        # No account has more than a hundredth of the crowd's requests.
+        # Limits an account to a hundredth of the intended peak.
         rates[account_id] = peak_per_s * min(0.01, wish / sum(wishes))
     for account_id, weight in [*BATCH.items(), (ILL, 100)]:
         contract = BATCH_CONTRACT
@@ -77,10 +77,10 @@ def _figures(world: World, crowd: Crowd, each: float, accounts: int) -> dict[str
             busy.append(window.done / WINDOW_S / capacity_per_s)
     fairness: list[float | None] = []
     for hour, window in zip(hours, windows, strict=True):
-        # Fairness is measured among the accounts that always want more, while they were limited.
+        # Measures fairness among the accounts that always want more and that were limited in this window.
         held = {name: weight for name, weight in _insatiable(hour).items() if window.limited[name]}
         fairness.append(jain(weighted(window.by_account, held)) if len(held) > 2 else None)
-    asked = sum(window.refusals.total() for window in windows)
+    refused = sum(window.refusals.total() for window in windows)
     known = [value for value in fairness if value is not None]
     return {
         "accounts": accounts + len(BATCH) + 1,
@@ -97,7 +97,7 @@ def _figures(world: World, crowd: Crowd, each: float, accounts: int) -> dict[str
         "refusals": {kind: [window.refusals[kind] for window in windows] for kind in KINDS},
         "totals": {
             "tokens": sum(window.done for window in windows),
-            "refused": asked,
+            "refused": refused,
             "refusals": dict(world.record.refusals()),
             "given_up_by_the_crowd": crowd.given_up,
             "crowd_requests": crowd.sent,

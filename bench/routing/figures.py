@@ -24,7 +24,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds to the first token of one account's request during 2 and 50 requests of another, by round."""
+    """Seconds to the first token of one account's request, while another account has 2 or 50 requests open.
+
+    One value per repetition.
+    """
 
     beside_two: tuple[float, ...]
     beside_flood: tuple[float, ...]

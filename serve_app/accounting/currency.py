@@ -16,7 +16,10 @@ def read_currency(connection: Connection) -> str | None:
 
 
 def claim_currency(transaction: Transaction, currency: str) -> None:
-    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if the ledger or an account has another."""
+    """Sets the ledger's currency if it has none yet.
+
+    Raises OtherCurrency if the ledger has another currency, or if it has none and only accounts in other currencies.
+    """
     connection = transaction.connection
     stored = read_currency(connection)
     found = {stored} if stored is not None else set(connection.scalars(select(accounts.c.currency).distinct()))

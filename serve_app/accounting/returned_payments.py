@@ -77,7 +77,7 @@ def _suspend(transaction: Transaction, wanted: ReturnPayment, now: float) -> Non
 
 
 def _to_give_back(connection: Connection, wanted: ReturnPayment) -> int:
-    """Returns the amount to give back: the chargeback without the part that the customer had already spent."""
+    """Returns the amount to give back: `amount` minus what the chargeback could not take, at most what it took."""
     entry = _entry(connection, wanted.account_id, wanted.reverses)
     if entry is None:
         return 0

@@ -22,8 +22,8 @@ _MAX_SKIPPED_BYTES = 64  # maximum bytes of text to skip in the search for the n
 class TokenOffsets:
     """Finds the characters at which tokens begin, in a text that arrives in pieces.
 
-    A token may arrive before all of its text. The text may lack special tokens, and tokens that are only part of a
-    character; such a token has the offset of the next token.
+    A token may arrive before all of its text. Some tokens do not appear in the text: special tokens, and parts of a
+    character. Such a token gets the offset of the next one.
     """
 
     def __init__(self) -> None:

@@ -226,8 +226,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
         if tool.function.parameters is not None
     )
     if total > MAX_BYTES_OF_TOOLS:
-        found = f"parameters of {total} bytes, and at most {MAX_BYTES_OF_TOOLS} are possible for all tools together"
-        raise invalid("tools", f"have {found}")
+        sizes = f"{total} bytes of parameters: send at most {MAX_BYTES_OF_TOOLS} bytes for all tools together"
+        raise invalid("tools", f"have {sizes}")
 
 
 def check_tool_choice(choice: str | ChosenTools, tools: Sequence[Tool]) -> None:

@@ -37,7 +37,7 @@ def size(
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="GPUs per replica. Default: the number with the fewest GPUs in total."),
+        typer.Option(min=1, max=64, help="GPUs per replica. Default: the number that needs the fewest in total."),
     ] = None,
     engine: Annotated[str, typer.Option(help="vllm or native.")] = "vllm",
     dtype: Annotated[

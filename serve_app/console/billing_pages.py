@@ -28,7 +28,7 @@ from serve_app.storage.pdf_documents import KINDS, Customer, invoice_number, inv
 MAX_MONTHS: Final = 36
 LATEST: Final = 5  # transactions on the billing page
 AMOUNTS: Final = ("25.00", "50.00", "100.00", "250.00")  # proposed payments
-PACE_DAYS: Final = 7  # full days whose average spending the forecast assumes
+PACE_DAYS: Final = 7  # completed UTC days, with the day of creation, whose average spending the forecast assumes
 OUTCOMES: Final = {"open": "in progress", "succeeded": "paid", "failed": "failed"}
 
 
@@ -69,7 +69,7 @@ async def billing(visit: Visit) -> Response:
         attempts=attempts,
         outcomes=OUTCOMES,
     )
-    if provider is not None:  # the form redirects to its page; browsers apply the policy to redirects, too
+    if provider is not None:  # the form redirects to the provider's page; browsers apply `form-action` to that, too
         policy = HEADERS["content-security-policy"].replace("form-action 'self'", f"form-action 'self' {provider.page}")
         page.headers["content-security-policy"] = policy
     return page
@@ -121,7 +121,7 @@ async def set_details(visit: Visit) -> Response:
 
 
 def _shown(statement: Statement) -> dict[str, Any]:
-    """Returns a statement for its page, and the number of decimal places with which its rows add up."""
+    """Returns a statement's values for its page. With `places` decimals, the rounded rows add up."""
     rows = [statement.opening, *(one.amount for one in statement.movements), *(-row.charged for row in statement.usage)]
     return {
         "statement": statement,
@@ -156,7 +156,7 @@ async def _customer(visit: Visit) -> Customer:
 
 
 async def forecast_of(visit: Visit, account: AccountSnapshot) -> Forecast | None:
-    """Returns the month's forecast; None before the account's first full day."""
+    """Returns the month's forecast; None on the UTC day on which the account was created."""
     run, now = visit.console.books.run, visit.console.now()
     month, today = period_at("month", now), period_at("day", now)
     days = min(PACE_DAYS, int((today.begins - period_at("day", account.created_at).begins) // DAY_S))

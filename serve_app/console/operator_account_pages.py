@@ -36,7 +36,7 @@ LABELS: Final = {
     "rpm": "Requests per minute",
     "tpm": "Tokens per minute",
     "concurrency": "Concurrent requests",
-    "weight": "Weight against other accounts in the queue",
+    "weight": "Weight relative to other accounts",
 }
 SHOWN_ERRORS: Final = 5  # rows
 

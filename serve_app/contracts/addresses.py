@@ -62,9 +62,10 @@ def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Returns the address of `client_host` without a port. For IPv6, returns the /64 network, owned by a single client.
+    """Returns the address of `client_host` without a port.
 
-    Returns FORWARDED when `client_host` does, and "unknown" for an invalid address.
+    For IPv6, returns the /64 network, because one client usually has a whole /64. Returns FORWARDED when `client_host`
+    does, and "unknown" for an invalid address.
     """
     host = client_host(peer, forwarded_for, trusted_proxies)
     return host if host == FORWARDED else _network(host)
@@ -78,10 +79,10 @@ def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies:
     of them wrote the entry with the client's address. Ray Serve's own HAProxy does not write the header and is not
     counted. A Kubernetes ingress or a cloud load balancer in front writes it and is counted.
 
-    Without trusted proxies, the client can write any header, and uvicorn may have taken `peer` from it. Uvicorn does so
-    for connections from this machine, including HAProxy's. Uvicorn and this function split the header differently, so
-    this function cannot tell whether `peer` comes from it. Therefore all requests with the header count as one address,
-    FORWARDED.
+    Without trusted proxies, the client can send any `x-forwarded-for`, and uvicorn may have taken `peer` from that
+    header. Uvicorn does so for connections from this machine, including HAProxy's. Uvicorn and this function split the
+    header differently, so this function cannot tell whether `peer` comes from it. Therefore all requests with the
+    header count as one address, FORWARDED.
     """
     hops = [hop.strip() for value in forwarded_for for hop in value.split(",") if hop.strip()]
     if not hops:

@@ -23,7 +23,7 @@ class Paid:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A payment method was saved for recharging. All fields but the account and its setup are the provider's ids."""
+    """A payment method was saved for recharging. `customer` and `method` are the provider's ids."""
 
     account_id: str
     setup_id: str
@@ -58,7 +58,7 @@ class ReturnPayment(Command[int | None]):
 
     A chargeback also suspends the account and turns recharging off. A refund pauses recharging, which would otherwise
     charge the money again at once. A reinstatement gives back only the money that its chargeback deducted. The account
-    stays suspended. Raises AccountNotFound, InvalidAmount.
+    stays suspended. Raises AccountNotFound, InvalidValue.
     """
 
     account_id: str

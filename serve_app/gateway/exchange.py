@@ -19,19 +19,19 @@ is settled as failed. The same is true for any failure of a reply that is not st
 
 A request whose replica is lost goes back to HELD. When the ledger has recorded the lost run as failed, the request goes
 back to ASKED and runs again (`reruns.py`). It does not run again if its client has some of the reply and has not asked
-for `resume`. Once the next run is CALLED, the text that the client already has is counted as produced.
+for `resume`. When a replica has started the next run, its usage includes the tokens that the client already has.
 
-PRODUCING begins with the first token, even while its text is held back. Until then the engine caches no part of the
-prompt that another request could reuse at the cached price. A client therefore gains nothing by cancelling in CALLED.
-With several prompts, only those that have produced output are billed. A prompt that `echo` has returned counts as
-output. A request that is cancelled with only such output is settled as completed, because a cancelled request without
-an output token is free.
+PRODUCING begins with the first token, even while its text is held back. Until then, the native engine lets no other
+request reuse the prompt at the cached price, so a client gains nothing by cancelling in CALLED. vLLM may let other
+requests of the account reuse it earlier. With several prompts, only those that have produced output are billed. A
+prompt that `echo` has returned counts as output. A request that is cancelled with only such output is settled as
+completed, because a cancelled request without an output token is free.
 
 A rejection by the replica, or a stored reply for a retry, gives everything back in any state. The exception is a
 rejection because of the request itself (422): it gives back the money, but the request and its prompt still count
 against the rate limits. A 503 before the first token also gives back what the request counted against the rate
-limits. Any other failure of the call does not, because clients could otherwise repeat its cause without limit.
-`complete` settles a finished request before the client sees its usage.
+limits. After any other failure, the request still counts against them: a client could otherwise cause the same failure
+again without limit. `complete` settles a finished request before the client sees its usage.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Exchange:
         self._defaults = services.catalogue.defaults.get(chat.model, PLAIN)
         self.request_id = record.request_id
         self.backend = record.backend = services.catalogue.choose_backend(chat.model, caller.account_id, chat.beginning)
-        self.fingerprint = system_fingerprint(self.backend)  # identifies the weights once a replica has started
+        self.fingerprint = system_fingerprint(self.backend)  # identifies the weights only after `Started`
         self.grant: Grant | None = None
         self.replayed: bytes | None = None
         self._admit = admit_for(
@@ -410,7 +410,7 @@ class Exchange:
             services.observer.runs_again(record)
         lost_run = self._runs.begin_next()
         if is_lost:
-            services.calls.add(lost_run)  # `Lifecycle` judges it, and its failure counts against the backend
+            services.calls.add(lost_run)  # `Lifecycle` counts it as a failure of the backend
         self.request_id = record.request_id
         if not self._runs.has_sent:  # a begun reply stays on its backend, because it needs the same weights
             self.backend = record.backend = services.catalogue.choose_backend(
@@ -485,7 +485,7 @@ class Exchange:
             for event in self._generation.unread():
                 self._count_usage(event)
         usage = self._usage
-        # Tokens may have been produced although the state is CALLED: a parser may have held back their text.
+        # `refused` was decided before the unread events were counted: they may contain the first token.
         refused = refused and not usage.completion_tokens and not self._has_echo
         if usage.reason is FinishReason.ERROR and not self._runs.has_sent:
             outcome = Outcome.FAILED  # the engine failed, and the client hung up before it got the error
@@ -530,7 +530,7 @@ class Exchange:
         )
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:
-        """Updates the usage from an event. If the request ends here, the usage so far is billed."""
+        """Updates the usage from an event. If the request ends after this event, this usage is billed."""
         if type(event) is not Delta or self._record.reply is not None:
             self._record.take(event)
         if isinstance(event, Delta | ReplyParts):

@@ -175,8 +175,8 @@ class ReplyToRequest:
 
     def _checked(self, body: bytes, chat: ChatRequest) -> tuple[ChatRequest, Retry | None]:
         _ = chat.estimated_prompt_tokens  # computed and cached as part of the parsing, like messages and tools
-        # Streams ignore the idempotency key. An error would make streams unusable for clients that are configured to
-        # send one: OpenAI's SDKs, and others from the same generator, then send one with every POST.
+        # Streams ignore the idempotency key. An error would break the streams of clients that send a key with every
+        # POST: OpenAI's SDKs, and others from the same generator, can be configured to do so.
         key = None if chat.stream else self._request.headers.get("idempotency-key")
         return chat, None if key is None else Retry.from_header(key, self._door.path, body)
 

@@ -1,7 +1,7 @@
 """Runs a request again on another replica after its replica is lost: how often, after what pause, and under what id.
 
 The new run produces the reply from the start or, if the client has asked for `resume`, continues the text that was sent
-(`sent_tokens.py`). A run also counts as lost if its backend does not run and another one does (`NotRunning`).
+(`sent_tokens.py`). A run also counts as lost if its backend does not run but another backend does (`NotRunning`).
 
 For the limiter, the replicas and the ledger, each run is a separate request with a separate id. Before the next run is
 admitted, the ledger records the lost run as failed, under the id that its replica knows. The lost replica may still try
@@ -35,7 +35,7 @@ PAUSES_S: Final = [0.0, 1.0]
 
 @dataclass(frozen=True, slots=True)
 class RunsAgain:
-    """An event after a lost run. If not `continues`, the reply starts again, and what was sent is void."""
+    """An event after a lost run. If not `continues`, the reply starts again: discard the events received so far."""
 
     continues: bool
 
@@ -51,11 +51,12 @@ class Runs:
         self._sent = SentTokens() if resumable else None
         self.has_sent = False  # some of the reply may have reached the client
         self.reply_id = record.request_id  # the id of the run that began the client's reply
-        self.first_token_by = 0.0  # when the first token is due, on the monotonic clock; 0: unknown
+        # When a replica must have started the prompt's computation, on the monotonic clock; 0: not set.
+        self.first_token_by = 0.0
 
     @property
     def left_s(self) -> float:
-        """Seconds until the first token is due."""
+        """Seconds in which a replica must start the prompt's computation."""
         return max(0.0, self.first_token_by - time.monotonic())
 
     @property
@@ -89,7 +90,8 @@ class Runs:
         if self.has_sent:
             if sent is None or not sent.is_complete:
                 return None
-            self.first_token_by = time.monotonic() + queue_timeout_s  # the timeout starts again after the first token
+            # A run that continues a begun reply gets the whole queue timeout.
+            self.first_token_by = time.monotonic() + queue_timeout_s
         elif sent is not None:
             sent.clear()
         return PAUSES_S[number] if number < len(PAUSES_S) and PAUSES_S[number] < self.left_s else None

@@ -68,16 +68,16 @@ class Account:
     settlements that are not known here yet only make `free` too small.
 
     Two cases are not covered. When an operator lowers a balance, this is known here only once the snapshot arrives. And
-    a hold is freed when its lease expires, settled or not. Before that, one of three things must happen to the request
-    of a dead gateway: it is settled, it becomes certain that it will never be settled, or another gateway takes over
+    a hold is freed when its lease expires, settled or not. This is safe only if one of three things has happened to the
+    dead gateway's request by then: it was settled, it can certainly never be settled, or another gateway has taken over
     the hold together with the spool.
 
     Why this stays true with grants that expire: the balance contains the remainder of each grant (`expiring`) until the
     ledger removes it, long after the expiry. A request may be paid from a grant that had not expired when the request
     began, and each charge uses the grant that expires soonest. So only the holds opened before the expiry can use an
-    expired remainder. The part that exceeds these holds cannot be used at all (`expired`). The sooner a remainder
-    expires, the fewer holds can use it. So the least is left unused if the remainders are assigned to the holds in the
-    order of expiry.
+    expired remainder. The part that exceeds these holds cannot be used at all. `expired` assigns the remainders to the
+    holds, the earliest expiry first. Fewer holds can use an early remainder than a late one, so this order leaves the
+    smallest unused amount.
 
     A settlement reports the balance, but not the grants in it. So `expiring` may be older than `balance`, and contain
     remainders from before some charges. Such remainders are too large, so too much is subtracted from `free`, which is
@@ -117,9 +117,9 @@ class Account:
             self._recharge_announced(now)
 
     def _recharge_announced(self, now: float) -> None:
-        """Charges the holds announced before the first snapshot to the token buckets again.
+        """Empties the token buckets, then charges them for the holds that gateways announced before the first snapshot.
 
-        Until then, the account's own limits were not known.
+        Those charges were made under the default limits, because the account's own limits were not known.
         """
         for bucket in self.tokens:
             bucket.tat = -inf
@@ -212,14 +212,14 @@ class Key:
     Why a budget is never overspent: as with balances (see Account), a hold is removed only in the step that also brings
     the key's spending to the version of the hold's settlement or a later one. Older figures are ignored. So each charge
     is taken from `left` at least once. A charge counts in the period in which its request ends, and requests can run
-    past the end of a period. So the holds of all open requests are taken from the budget of the current period, also of
-    those admitted in an earlier one. Each charge then fits, in whichever period its request ends.
+    past the end of a period. So the holds of all open requests, even of those admitted in an earlier period, are taken
+    from the current period's budget. Each charge then fits, in whichever period its request ends.
 
     Clocks differ by up to CLOCK_SKEW_S. A period begins and ends that much later here, because by a gateway's clock, a
-    request may still end in it. Meanwhile the ledger may already report the next period's spending. It counts at once,
-    but the ledger then no longer reports the period that is ending here. So the last figure for the ending period keeps
-    counting, and every hold that is removed counts as spent in full (`freed`). Without such a figure, the rest of the
-    budget is unknown until the period has ended here, too (`unsure_s`).
+    request may still end in it. During these seconds, the ledger may already report the next period, and no longer the
+    one that is current here. The key then keeps the last figure of its current period (`_ending`), and adds the full
+    amount of each hold that is removed (`freed`). The new figure counts as well: `left` takes the larger of the two. If
+    the key has no last figure, the spending of its current period is unknown until that period ends here (`unsure_s`).
     """
 
     account: Account
@@ -338,9 +338,9 @@ class Registry:
     """Accounts by id and keys by digest. Drops entries that stay idle; their next request looks them up again.
 
     `_idle` contains the keys without open requests and the accounts without keys, the longest idle first. When a
-    request ends, or a snapshot or settlement arrives, the entry moves to the end. So the last known version of an entry
-    is kept at least for the idle time. A look-up that returns an older version is recognised as old, provided that
-    look-ups do not take longer than that.
+    request ends, a snapshot or settlement arrives, or `forget_idle` finds a bucket that has not drained, the entry
+    moves to the end. So the last known version of an entry is kept at least for the idle time. A look-up that returns
+    an older version is recognised as old, provided that look-ups do not take longer than that.
     """
 
     def __init__(self, default: Contract) -> None:
@@ -373,7 +373,7 @@ class Registry:
         return key
 
     def touch(self, owner: Key | Account, now: float) -> None:
-        """Restarts the idle time of an idle key or account, because its state was updated."""
+        """Restarts the idle time of an idle key or account. No effect on others."""
         if self._idle.pop(owner, None) is not None:
             self._idle[owner] = now
 

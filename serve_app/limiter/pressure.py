@@ -48,7 +48,7 @@ class Tuning:
     floor: Share = 0.001
     """Minimum share of its contract that every account keeps."""
     burst_s: Annotated[float, Gt(0), Le(60)] = 6.0
-    """Maximum time by which an account may be ahead of its share, in seconds."""
+    """Seconds' worth of its share that an account may use in advance."""
     deadline_s: Annotated[float, Gt(0)] = 120.0
     """A request that would wait longer than a third of this many seconds gets 503. Set it to `queue_timeout_s`."""
     silent_s: Annotated[float, Ge(1)] = 3.0

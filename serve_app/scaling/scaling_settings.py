@@ -31,7 +31,7 @@ class ScalingSettings(BaseModel):
     smooth_s: Annotated[float, Field(gt=0, le=600)] = 30.0
     """Smoothing time of the load, in seconds. Long waits and refused requests take effect immediately."""
     down_after_s: Seconds = 150.0
-    """Window in seconds: enough replicas for the highest need within it are kept. Raise it if bursts return, or if a
+    """Seconds for which the backend keeps enough replicas for its highest need. Raise it if bursts return, or if a
     replica takes minutes to start."""
     zero_after_s: Seconds = 600.0
     """Idle seconds before the last replica stops; only with `min_replicas` 0."""

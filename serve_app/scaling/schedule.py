@@ -22,7 +22,7 @@ class Hours(BaseModel):
     since: time = time(0)
     """Local time at which the hours begin."""
     until: time = time(0)
-    """Local time at which the hours end; before `since`: on the next day."""
+    """Local time at which the hours end. Before `since`: on the next day; equal to `since`: after 24 hours."""
     timezone: str = "UTC"
     """IANA time zone, such as Europe/Berlin."""
     min_replicas: Annotated[int | None, Field(ge=0)] = None

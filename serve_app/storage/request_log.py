@@ -34,8 +34,8 @@ MAX_GATHERED: Final = 1000
 CLOSE_S: Final = 3.0
 REPORT_S: Final = 60.0
 FILES: Final = 4  # per process, besides the current one
-KEPT: Final = 60  # newest files, of all processes, which `_remove_old` keeps in any case
-KEPT_S: Final = DAY_S  # older files stay if written to within this time: their processes may still run
+KEPT: Final = 60  # newest files, of all processes, that `_remove_old` never removes
+KEPT_S: Final = DAY_S  # the other files stay if written to within this time: their processes may still run
 #: Phases of a request, in order: name of the field without `_ms` → what the request waits for.
 PHASES: Final[Mapping[str, str]] = {
     "admit": "the limiter's decision",
@@ -126,7 +126,7 @@ class _File(RotatingFileHandler):
 class Found:
     """Log lines, oldest first. If not `is_complete`, the search ended before it had read all files.
 
-    A search by time has read all requests that arrived at `known_since` (Unix time) or later.
+    For a search by time: `lines` is complete from `known_since` (Unix time) on, except as `recent_lines` describes.
     """
 
     lines: list[Line]
@@ -146,7 +146,7 @@ def find_lines(
     """Returns the last SEARCH_LINES lines that have this id in one of ID_FIELDS.
 
     Reads the newest files first, and stops after about `most_bytes` or `most_s` seconds. With `ended_at`, the Unix time
-    at which the request ended, it reads only files that were written to at that time.
+    at which the request ended, it reads only files that can contain its line.
     """
     wanted, ends_at, left = json.dumps(request_id).encode(), time.monotonic() + most_s, most_bytes
     found: list[Line] = []
@@ -190,7 +190,8 @@ def recent_lines(
     """Returns the latest lines that contain each of the texts `wanted` and whose requests arrived in a time range.
 
     Reads each file backwards from the end of the range. Each file gets an equal share of `most_bytes`; if a file has
-    more to read, the result is not complete. Times are Unix seconds.
+    more to read, the result is not complete. If `until` is in the past, requests that ended after it may be missing,
+    which the result does not report. Times are Unix seconds.
     """
     paths = [path for at, path in _with_times(folder, pattern) if at >= since]
     begins, ends = (utc_text(at, "milliseconds") for at in (since, until))
@@ -220,7 +221,10 @@ def recent_lines(
 
 
 def _end_of(line: Line) -> float:
-    """Returns about when a line's request ended and the line was written. A file's lines are in this order."""
+    """Returns the approximate Unix time at which a request ended and its line was written: the order of a file's lines.
+
+    Returns 0.0 for an invalid line.
+    """
     try:
         return datetime.fromisoformat(line["time"]).timestamp() + (line.get("total_ms") or 0.0) / 1000
     except (ValueError, TypeError, KeyError):
@@ -235,7 +239,7 @@ def _blocks_before(path: Path, ends: str) -> Iterator[bytes]:
             start = max(0, end - RECENT_BLOCK_BYTES)
             file.seek(start)
             if start:
-                file.readline()  # skips the rest of a line of the block before
+                file.readline()  # skips the end of a line: the next block has this line
                 start = file.tell()
             if start >= end:  # one line is longer than a block
                 return
@@ -247,8 +251,8 @@ def _position_after(file: BinaryIO, ends: str) -> int:
     """Returns the position of a line that was written after `ends`, or the end of the file.
 
     Lines are in the order in which their requests ended, but have the times at which the requests arrived. A long
-    request therefore has an early time at a late position. The search may then return a later position than the first
-    one after `ends`, but never an earlier one.
+    request therefore has an early time at a late position. The result may therefore be after the first line with a time
+    after `ends`, but is never before it.
     """
     low = 0
     high = found = file.seek(0, os.SEEK_END)

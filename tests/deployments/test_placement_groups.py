@@ -51,9 +51,13 @@ def test_each_stage_fills_one_machine_of_its_pool() -> None:
 @pytest.mark.parametrize(
     ("args", "deployment", "wrong"),
     [
-        ({"tensor_parallel_size": 2}, {}, "is 2: set num_gpus to 2, or over several machines"),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}, "set num_gpus to 4, or over several machines"),
         ({"tensor_parallel_size": 2}, {"actor": {"num_gpus": 4}}, "is 2, and num_gpus is 4: set it to 2"),
-        ({"tensor_parallel_size": 2}, {"placement_group_bundles": [{"CPU": 1, "GPU": 2}]}, "bundles of one GPU"),
+        (
+            {"tensor_parallel_size": 2},
+            {"placement_group_bundles": [{"CPU": 1, "GPU": 2}]},
+            "each bundle must have one GPU or none",
+        ),
         (
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
             {"placement_group_bundles": [{"CPU": 1, "GPU": 1}] * 3},
@@ -93,6 +97,11 @@ def test_wrong_gpus_are_refused(args: dict[str, Any], deployment: dict[str, Any]
     found = problems(args, **copy.deepcopy(deployment))
     assert any(wrong in problem for problem in found), found
     assert all(problem.startswith("applications.1.deployments.0.") for problem in found)
+
+
+def test_one_stage_is_never_advised_to_use_several_machines() -> None:
+    [problem] = problems({"tensor_parallel_size": 2})
+    assert problem.endswith("is 2: set num_gpus to 2")
 
 
 @pytest.mark.parametrize("resources", [{}, {"h100": 1}])

@@ -32,7 +32,8 @@ def to_lark(grammar: Grammar, special: Mapping[str, int]) -> str:
     """The grammar as one text. `special` maps the names of the tokenizer's special tokens to their ids.
 
     Raises:
-        UnsupportedGrammar: the text is not valid for its kind. Unsupported features are found only by the compiler.
+        UnsupportedGrammar: the text is not valid for its kind, or the translation does not support one of its features.
+            The compiler finds other unsupported features.
     """
     try:
         inner = _translated(grammar, special)
@@ -57,7 +58,7 @@ def alternatives(grammar: Grammar) -> list[Grammar]:
 
 
 def without_unenforceable(grammar: Grammar, complaint: Complaint) -> Grammar:
-    """The grammar without optional keywords that cannot be enforced; unchanged if there are none.
+    """Drops the keywords that cannot be enforced from schemas that are not strict.
 
     Raises:
         TooManyTries: the grammar has more keywords than can be tried in time.

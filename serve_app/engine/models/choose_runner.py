@@ -31,8 +31,8 @@ def create_runner(
 ) -> TransformersRunner | TorchRunner | NativeRunner:
     """The fastest runner that fits the model and the settings.
 
-    `weights` are the decoder's weights if the loader has prepared them; the model then needs no weights. Otherwise, a
-    llama-like model's weights are extracted, and the model can no longer be called.
+    `weights`: the decoder's weights, if the loader has prepared them. `model` then needs none. With None, the weights
+    of a llama-like model are moved out of `model`, which can then no longer be called.
 
     Raises:
         ModelError: int8 is not possible, the engine cannot run the model, or there is no memory for the KV cache.

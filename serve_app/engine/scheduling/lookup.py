@@ -13,8 +13,8 @@ from collections.abc import Sequence
 _SHORTEST = 2  # tokens that must match before a guess is worthwhile
 _LONGEST = 4  # tokens; a longer match gives no better guess
 _CANDIDATES = 16  # earlier places that are checked for a longer match, latest first
-_FIRST_GUESS = 2
-_LONGEST_PAUSE = 64
+_FIRST_GUESS = 2  # tokens
+_LONGEST_PAUSE = 64  # steps
 
 
 class PairIndex:

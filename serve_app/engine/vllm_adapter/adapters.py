@@ -40,7 +40,7 @@ class Adapter:
     handle: Any = None  # the engine's own object, once it is loaded
     fingerprint: str = ""
     error: str = ""  # why it could not be loaded
-    users: int = 0  # number of requests that need it
+    users: int = 0  # number of sequences (choices) that need it
     is_wanted: bool = True
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # set once it is loaded or has failed to load
 
@@ -49,16 +49,16 @@ class AdapterStore(Protocol):
     """Loads adapters into an engine."""
 
     def load(self, adapter: Adapter, folder: Path) -> Awaitable[Any]:
-        """Load an adapter; returns its handle. Raises any exception if it can't be loaded."""
+        """Loads an adapter and returns its handle. Raises any exception if it can't be loaded."""
 
     def unload(self, adapter: Adapter) -> Awaitable[Any]:
-        """Unload an adapter; no effect if it is not loaded."""
+        """Unloads an adapter; no effect if it is not loaded."""
 
 
 class Adapters:
-    """The adapters of one engine. Belongs to the engine's loop, except for `fingerprint`.
+    """The adapters of one engine. Call its methods, except `fingerprint`, only from the engine's event loop.
 
-    `capacity` is the maximum number of loaded adapters. With more, the store would drop an adapter that is in use.
+    `capacity` is the maximum number of loaded adapters. If more were loaded, the store could drop one that is in use.
     """
 
     def __init__(self, store: AdapterStore, capacity: int, read: Callable[[str], tuple[Path, str]]) -> None:
@@ -73,7 +73,7 @@ class Adapters:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def change(self, wanted: Mapping[str, str]) -> None:
-        """Set the adapters: name → folder, or name on the hub. New adapters are loaded in the background.
+        """Sets the adapters: name → folder, or name on the hub. New adapters are loaded in the background.
 
         New requests can't use a removed adapter. It is unloaded when the requests that use it have ended. If an adapter
         could not be loaded, this tries again.
@@ -90,7 +90,7 @@ class Adapters:
                 self._run(self._load(adapter))
 
     async def until_settled(self, name: str) -> None:
-        """Wait while an adapter is being loaded."""
+        """Waits while an adapter is being loaded."""
         while (adapter := self._by_name.get(name)) is not None and not adapter.settled.is_set():
             await adapter.settled.wait()
 
@@ -106,7 +106,7 @@ class Adapters:
         return adapter
 
     def release(self, adapter: Adapter) -> None:
-        """Record that a request with this adapter has ended, also in vLLM."""
+        """Records that a sequence has ended. Call it only when the sequence has ended in vLLM too."""
         adapter.users -= 1
         self._unload_unused(adapter)
 

@@ -43,9 +43,9 @@ def optional_calls(
 ) -> Grammar:
     """Returns the grammar of a reply that may call some of `tools`.
 
-    The arguments match the schema if the function has `strict: true`. The reply's parser must use `only_first` in two
-    cases: if the format has no marker for the beginning of calls, or if a reply without calls must be JSON, because a
-    string in the JSON may look like a call. `shown` and `otherwise` are as in `Grammar.tool_calls`.
+    The arguments match the schema if the function has `strict: true`. Create the reply's `ReplyParser` with
+    `only_first` if the format has no marker for the beginning of calls. Do so too if a reply without calls must be
+    JSON: a string in it may look like a call. `shown` and `otherwise` are as in `Grammar.tool_calls`.
 
     Raises:
         BadTool: the parameters of a strict function do not describe an object.
