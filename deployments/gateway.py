@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -62,9 +61,6 @@ BACKGROUND_S = 560.0  # time for responses that run in the background to end
 CONSOLE = "console"  # the application's name
 SETTLE_S = 5.0  # time for the ledger to accept the rest of the spool; then another gateway takes over the spool
 HAND_OVER_S = 5.0
-# Maximum seconds for which the event loop waits for the interpreter lock while another thread checks a large body
-# (Python's switch interval). The default is 5 ms, and a request wakes the loop several times.
-SWITCH_S = 0.0005
 
 logger = logging.getLogger("ray.serve")
 
@@ -87,7 +83,6 @@ class Gateway:
         logger.info("serve-app %s", __version__)
         yield_to_models()
         amend_http_server()
-        sys.setswitchinterval(SWITCH_S)
         self._metrics = RayMetrics()
         self._shares: dict[tuple[str, str], float] = {}  # last exported share by identifier and backend
         backends = self._backends = BackendHandles(own_host())
