@@ -14,7 +14,7 @@ from serve_app.console.usage_report import GROUPS, MEASURES, Report, report
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.errors import InvalidValue
-from serve_app.contracts.money import listing_places
+from serve_app.contracts.money import listing_places, summing_places
 from serve_app.contracts.periods import Period, month_named
 from serve_app.contracts.units import DAY_S, HOUR_S
 from serve_app.storage.exports import Csv
@@ -39,7 +39,7 @@ async def usage(visit: Visit) -> Response:
         account=account,
         report=found,
         chart=None if found is None else _chart(found, account.currency, visit.console.now()),
-        group_places=2 if found is None else listing_places([one.charged for one in found.groups.values()]),
+        group_places=2 if found is None else _places(found),
         moment_places=2 if found is None else listing_places([one.charged for one in found.moments.values()]),
         when=when,
         chosen=chosen_range_of(visit, when) | chosen,
@@ -98,6 +98,12 @@ def named_month(visit: Visit, name: str) -> Period:
         return month_named(name)
     except ValueError:
         raise Refused(404, "There is no such month.") from None
+
+
+def _places(found: Report) -> int:
+    """Returns the decimal places of the groups' costs. Tags overlap, so their costs need not add up to the total."""
+    costs = [one.charged for one in found.groups.values()]
+    return summing_places(costs) if sum(costs) == found.total.charged else listing_places(costs)
 
 
 def _chart(found: Report, currency: str, now: float) -> dict[str, Any]:

@@ -145,6 +145,7 @@ def test_a_canary_with_few_requests_can_be_promoted_early(served: House) -> None
     browser = operator(served, "admin", "ann@example.org")
     few = figures("new", 159, requests=19) | {"first_token_ms": {"p50": 159.0, "p95": 182.0}}
     served.answers["comparison"] = {"backends": [few, figures("stable", 100)], "seconds": 900.0, "is_complete": True}
+    assert "text-red" not in browser.get(PATH).text, "differences are grey"
     page = words(browser.get(PATH).text)
     assert "So far: first token 59% slower at the median, 9% faster at p95." in page
     assert "Promote early? There are too few requests to judge new yet. new gets all requests of svc-chat." in page

@@ -210,6 +210,7 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
     assert cells(page, "smollm2") == shown
     assert "No replica has reported yet" in page
     assert "&lt;b&gt;Ada" in page
+    assert cells(page, "&lt;b&gt;Ada")[-1] == "78%"
     assert 'hx-get="/console/operator/live" hx-select="#now"' in page
     assert "smollm2 is overloaded: the limits of its users are lowered to 50%." in page
     assert 'id="requests-data"' not in page  # four rates between five samples

@@ -326,6 +326,15 @@ def test_the_overview_covers_the_time_of_which_it_knows_all_requests(
     assert "Reliability, last 9 seconds Failed (5xx) 0 of 1" in words(browser.get(path).text)
 
 
+def test_the_costs_of_a_table_add_up_to_its_total(house: House) -> None:
+    for model in ("svc-chat", "svc-coder"):
+        tokens = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 200_800_000}  # 1.004 at 5 nano-units
+        use(house, f"of {model}", model=model, **tokens)
+    page = house.member().get(f"/console/accounts/{house.account_id}/usage?by=model").text
+    costs = {row[0]: row[-1] for row in cells(page) if row and row[0] in ("svc-chat", "svc-coder", "Total")}
+    assert costs == {"svc-chat": "1.004", "svc-coder": "1.004", "Total": "2.008"}
+
+
 def test_the_number_of_rejected_requests_is_exact_or_said_to_be_a_minimum(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
