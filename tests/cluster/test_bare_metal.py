@@ -145,7 +145,7 @@ def test_a_gateway_machine_of_the_guide_takes_three_gateways_and_the_console() -
     served = {one["name"]: one for one in deployments(read("serve-gpu.yaml"))}
     [offered] = re.findall(r"--resources=(\{.*?\})", service("gateway")["ExecStart"])
     room = json.loads(offered) | {"CPU": 4}
-    for promise in ("with four cores", "up to three gateways", "three for each gateway machine"):
+    for promise in ("with four cores", "up to three gateways", "three times the number of gateway machines"):
         assert promise in guide()
     assert places(served["Gateway"], room) == 3
     for name in room:
