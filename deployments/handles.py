@@ -19,7 +19,7 @@ import grpc  # type: ignore[import-untyped]
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.context import _get_global_client
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.exceptions import BackPressureError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.schema import ApplicationStatus
 
@@ -224,6 +224,7 @@ class BackendHandles:
         try:
             response = handle.remote(call, to)
             answer = asyncio.ensure_future(_answer(response))
+            answer.add_done_callback(_retrieve_error)
             futures: list[asyncio.Future[Any]] = [reply.over, answer]
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if not reply.is_complete and await self._ended_early(reply, answer):
@@ -353,6 +354,18 @@ def _applications() -> dict[str, dict[str, Any]]:
 async def _answer(response: DeploymentResponse[Any]) -> str | None:
     answer: str | None = await response
     return answer
+
+
+def _retrieve_error(answer: asyncio.Future[str | None]) -> None:
+    """Marks a call's error as seen, and frees what a cancelled call refers to.
+
+    After a hang-up, nothing waits for the call any more, and Serve ends it with RequestCancelledError. Python would log
+    an error that nobody has seen, with its traceback, when the garbage collector frees it. The traceback of the
+    CancelledError behind it is part of a reference cycle with all objects of the call.
+    """
+    error = None if answer.cancelled() else answer.exception()
+    if isinstance(error, RequestCancelledError) and error.__context__ is not None:
+        error.__context__.__traceback__ = None
 
 
 def _cancel(response: DeploymentResponse[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Policies to compare the rule with: Ray Serve's policy (with Serve's code) and KEDA's rule on the queue's depth."""
+"""Policies to compare this service's scaling rule with: Ray Serve's policy (its code) and KEDA's on queue depth."""
 
 from __future__ import annotations
 

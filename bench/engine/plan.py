@@ -50,7 +50,7 @@ def turns(scope: Scope, there: Iterable[str]) -> Iterator[tuple[int, str, list[C
 
 
 def _cells(scope: Scope, server: str, number: int) -> Iterator[Cell]:
-    # To keep runs short, peers get only short and long prompts after the first round.
+    # To keep runs short, other servers get only short and long prompts after the first round, except in a full run.
     all_loads = number == 0 or server in (OURS, PLAIN) or scope.most_s >= FULL.most_s
     for workload in scope.workloads:
         if workload in (SHORT, LONG):

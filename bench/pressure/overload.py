@@ -13,7 +13,7 @@ from bench.simulation.replica import Device, Job, Replica
 from serve_app.contracts.limits import Contract
 
 WEIGHTS = (50, 60, 80, 100, 120, 150, 200, 250, 300, 400)
-WARM_UP_S = 60.0  # time in which the limits become stable; the promises cover only the time after it
+WARM_UP_S = 60.0  # time in which the limits become stable; goodput and shares are measured only after it
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
                     break
                 if wrong := next(compare_part(connection, part), None):
                     raise Conflict(
-                        f"the books do not balance, nothing was archived: run a full check ({wrong.message})"
+                        f"the books do not balance, so nothing was archived: run a full check ({wrong.message})"
                     )
                 entries = select(journal_entries).where(*part.of_entries(journal_entries.c.id))
                 lines = select(postings).where(*part.of_entries(postings.c.entry_id))

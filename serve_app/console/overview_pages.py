@@ -151,9 +151,10 @@ async def _latest(visit: Visit, account_id: str) -> tuple[list[UsageRecord], flo
 
 
 def _window(latest: Sequence[UsageRecord], now: float, since: float) -> Window:
-    """Returns the longest time until now, at most a day, of which `latest` has all requests.
+    """Returns the longest window until now, at most a day, of which `latest` has all requests.
 
-    The length is in whole hours. If such a window has less than half of `latest`, it is in minutes, or else in seconds.
+    Its length is in whole hours. If this would leave out more than half of `latest`, it is in whole minutes, or else in
+    seconds.
     """
     begins = preset("24h", now).begins  # the same 24 hours as in the list of requests and in the chart
     if since < begins:
@@ -177,7 +178,7 @@ def _quality(latest: Sequence[UsageRecord], window: Window) -> dict[str, float]:
 
 
 async def _rejected(visit: Visit, account_id: str, window: Window) -> str | None:
-    """Returns the number of rejected requests in a window, at most REJECTED_S old, from a bounded search of a log.
+    """Returns the number of rejected requests in a window, from a bounded search of the gateways' logs.
 
     None if no gateway answers in time, if the search covered only a part of the window and found none there, or if the
     visitor has caused too many searches.

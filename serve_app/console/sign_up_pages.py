@@ -69,7 +69,7 @@ async def show_first(visit: Visit) -> Response:
 
 
 async def use_first(visit: Visit) -> Response:
-    """Signs in the account's first person, or creates this person."""
+    """Signs in the account's first person. If there is none, creates this person first."""
     link, token, email = await _first(visit), visit.request.path_params["token"], visit.form.get("email", "").strip()
     password = ""
     if link.person is None:

@@ -36,7 +36,8 @@ class StaticFile:
     @classmethod
     def of(cls, content: bytes, name: str) -> StaticFile:
         media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        is_compressed = len(content) >= MIN_COMPRESSED and not media_type.startswith("font/")  # fonts are compressed
+        # Font files are already compressed.
+        is_compressed = len(content) >= MIN_COMPRESSED and not media_type.startswith("font/")
         compressed = gzip.compress(content, 9, mtime=0) if is_compressed else None
         return cls(content, media_type, hashlib.sha256(content).hexdigest()[:12], compressed)
 

@@ -293,7 +293,7 @@ class PressureReport:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Answer to a report: the number of shards to report to, and the refused demand of the backend's accounts."""
+    """Answer to a report: the number of shards to report to, and the demand that this shard refused for the backend."""
 
     shards: int  # limiter shards; each of them expects the reports
     refused_tokens_per_s: float  # demand of this shard's accounts; a request and its retries count once

@@ -136,7 +136,10 @@ def check_aliases(aliases: Mapping[str, Sequence[str]]) -> None:
             raise ValueError(f"aliases of {identifier}: at most {MAX_ALIASES}, but there are {len(names)}")
         for name in names:
             if not _ALIAS.fullmatch(name):
-                rule = "an alias has 1 to 99 letters, digits and . _ : / @ + -, and may end with *"
+                rule = (
+                    "an alias begins with a letter or digit, has at most 99 letters, digits and . _ : / @ + -, and may "
+                    "end with *"
+                )
                 raise ValueError(f"aliases of {identifier}: {name[:100]!r}: {rule}")
             if name in aliases:
                 raise ValueError(f"aliases of {identifier}: {name} is an identifier")

@@ -22,7 +22,7 @@ class ContextLengthExceeded(Exception):
         self.prompt_tokens = prompt_tokens
         self.limit = limit
         found = prompt_tokens or f"more than {limit}"
-        super().__init__(f"The prompt has {found} tokens, prompt and reply together may have {limit}.")
+        super().__init__(f"The prompt has {found} tokens, but prompt and reply together may have at most {limit}.")
 
 
 class UnsupportedGrammar(ValueError):

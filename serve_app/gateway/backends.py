@@ -340,7 +340,8 @@ class Generation:
         except asyncio.CancelledError:
             # The other side can also cancel the call. Without this event, the exchange would wait forever.
             self._inbox.put(BackendUnavailable("the call was cancelled"))
-            raise
+            # Not raised again: the task would keep the error and, through its traceback, itself and all objects of the
+            # call. Only the garbage collector would free them.
 
     def _take(self, event: BackendEvent) -> None:
         self._phases.take(event)

@@ -97,7 +97,7 @@ class LimiterClient:
 
     @property
     def disagreement(self) -> str | None:
-        """Reason why nothing is admitted, if a limiter has a different number of shards; None otherwise."""
+        """Reason why nothing is admitted, if a limiter or gateway has a different number of shards; None otherwise."""
         return next((shard.disagreement for shard in self._shards if shard.disagreement is not None), None)
 
     async def ask(self, ask: Admit | Adjust | Identify | Status) -> Any:
@@ -239,7 +239,7 @@ class _Shard:
         # only the keys that are being looked up.
         self._look_ups: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._renewing: asyncio.Task[None] | None = None
-        # Requests whose holds are posted in the ledger. None: unknown, because limiters that shut down also post holds.
+        # Requests whose holds are posted in the ledger. None: unknown, as at the start: limiters also post holds.
         self._posted: frozenset[str] | None = None
         self._posted_at = 0.0
         self._posted_under = 0  # the epoch when the holds were posted
@@ -354,7 +354,7 @@ class _Shard:
         if lost:
             await self._asks.submit(Announce(holder, lost))
         if answer.epoch is not None:
-            self._epoch = answer.epoch  # may be lower, after a restore of the ledger
+            self._epoch = answer.epoch  # may be lower, after a point-in-time recovery of the ledger
         return answer.epoch is not None
 
     def _post(self, holds: tuple[OpenHold, ...]) -> None:

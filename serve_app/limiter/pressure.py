@@ -68,15 +68,16 @@ class Controller:
     The signal is `pressure`: the queueing delay, or the work in queued prompts if that is more, each in units of its
     target. It is at least 1 while requests wait and the KV cache is full (`kv_target`). The level reacts in two ways,
     like the PIE queue (RFC 8033). The slow reaction is a base that grows or shrinks by `gain` per second and unit of
-    pressure. The immediate reaction is a factor of exp(`damping`) per unit, which disappears with the queue. Without
-    that factor, base and queue would oscillate forever, because each is the integral of the other. For a rise of the
-    level, at most one unit of pressure below the target counts; for a fall, at most two units above it.
+    pressure. The immediate reaction is a factor of exp(`damping`) for each unit below the target, and of its inverse
+    for each unit above. Without that factor, base and queue would oscillate forever, because each is the integral of
+    the other. For a rise of the level, at most one unit of pressure below the target counts; for a fall, at most two
+    units above it.
 
     The level depends only on reports and time. So limiter shards that get the same reports reach the same level without
     communication. If a shard started later or missed some reports, its difference shrinks by a factor of e every 100 s.
-    The reason is that the base is also drawn towards the level at which one account of the default weight gets the
-    whole capacity. (Additive increase has that effect, too, but its step would have to depend on the number of
-    accounts.)
+    The reason is that a base below the level at which one account of the default weight gets the whole capacity is also
+    drawn up towards that level. (Additive increase has that effect, too, but its step would have to depend on the
+    number of accounts.)
 
     All times come from one clock that never runs backwards.
     """

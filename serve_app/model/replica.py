@@ -48,6 +48,8 @@ from serve_app.model.tools.call_grammars import BadTool
 
 SHORT = 8192  # characters; shorter prompts are tokenized within milliseconds, so they bypass the queue
 TOKENIZING_REST = 1.0  # pause after each job, relative to its duration: limits an account's free use to half a core
+# The same for long prompts of replies: a quarter of a core. A client that hangs up in time does not pay for this work.
+PROMPTS_REST = 3.0
 
 
 class Replica:
@@ -75,7 +77,7 @@ class Replica:
         self._name = name
         self._spans = spans
         self._clock = clock
-        self._aside = Aside("prompts")
+        self._aside = Aside("prompts", rest=PROMPTS_REST)
         self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # separate, so no reply waits for these jobs
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:

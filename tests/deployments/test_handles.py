@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from typing import Any
@@ -268,6 +269,30 @@ async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.Monkey
             await task
         await asyncio.sleep(0)
         assert handle.response.was_cancelled
+
+
+async def test_a_hang_up_leaves_no_error_that_nobody_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+
+    class Cancelled(Response):
+        async def _answer(self) -> Any:
+            try:
+                await super()._answer()
+            except asyncio.CancelledError:
+                raise RequestCancelledError("r") from None  # as Serve does
+
+    handle = Handle()
+    handle.response = Cancelled(asyncio.Event())
+    task = asyncio.ensure_future(received(backends(monkeypatch, handle)))
+    await handle.response.waits.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert not unseen
 
 
 async def test_a_call_that_has_just_gone_to_a_replica_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ _KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
 class CallReader:
     """Reads calls from a source into parts. Each format's parser finds where the calls are.
 
-    Skipped text stays held in the source until it is known to be part of a call. `offered` has the function names
-    that are allowed in a call without a marker; only the name distinguishes such a call from other JSON. `rng`
-    generates the ids. `checked` and `only_calls` are as in `ReplyParser`.
+    Skipped text stays held in the source until it is known whether it is part of a call. `offered` has the function
+    names that are allowed in a call without a marker; only its keys and the name distinguish such a call from other
+    JSON. `rng` generates the ids. `checked` and `only_calls` are as in `ReplyParser`.
     """
 
     def __init__(
