@@ -13,16 +13,22 @@ from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.usage import TokenSums
 from serve_app.admin.values import (
     INTEGER,
+    AccountId,
+    AccountName,
     Amount,
+    BackendName,
     Body,
     Count,
+    Currency,
     Money,
     Name,
+    Next,
     Query,
     Reply,
     Time,
     TimeToCome,
     amount_of,
+    example,
     expiry_of,
     limits_in,
 )
@@ -37,6 +43,7 @@ endpoint = Endpoints("Operator: Accounts", "operatorKey")
 
 ONE: Final = "/admin/accounts/{account_id}"
 CreditKind = Literal["top_up", "grant"]
+_KIND: Final = "`top_up`: money that was paid. `grant`: money that is given, which may expire."
 
 _GivenLimits: Any = limits_in(Body, ACCOUNT_LIMITS)
 _OwnLimits: Any = limits_in(Reply, ACCOUNT_LIMITS)
@@ -54,15 +61,15 @@ class Contract(_OwnLimits):
 class Pressed(Reply):
     """A backend under pressure, and the tokens per minute that the account may use on it."""
 
-    backend: str
-    tpm: int
+    backend: BackendName
+    tpm: int = Field(description="Tokens per minute.", examples=[400_000])
 
 
 class Expiring(Reply):
     """A grant with an expiry, and the amount left."""
 
-    expires_at: Time
-    left: Money
+    expires_at: Time = Field(examples=["2026-12-31T00:00:00Z"])
+    left: Money = Field(examples=["2.50"])
 
 
 class AccountUsage(TokenSums):
@@ -72,16 +79,16 @@ class AccountUsage(TokenSums):
 class OwnAccount(Reply):
     """An account as its holder sees it."""
 
-    id: str = Field(validation_alias="account_id")
-    name: str
-    currency: str
-    balance: Money = Field(description="Balance in the ledger.")
+    id: AccountId = Field(validation_alias="account_id")
+    name: AccountName
+    currency: Currency
+    balance: Money = Field(description="Sum of `granted` and `topped_up`.")
     available: Money = Field(description="Balance without expired grants.")
-    granted: Money
-    topped_up: Money
-    expiring: list[Expiring]
-    held: Money = Field(description="Reserved for running requests.")
-    open_requests: Count
+    granted: Money = Field(description="What is left of the grants.", examples=["2.50"])
+    topped_up: Money = Field(description="What is left of the payments.", examples=["10.00"])
+    expiring: list[Expiring] = Field(description="Grants that will expire, soonest first.")
+    held: Money = Field(description="Reserved for running requests.", examples=["0.01"])
+    open_requests: Count = Field(examples=[2])
     limits: Limits
     effective: Limits = Field(description="Limits reduced by the current backend pressure.")
     created_at: Time
@@ -106,8 +113,8 @@ class Account(OwnAccount):
     """An account as operators see it."""
 
     status: Literal["active", "suspended"]
-    weight: int = Field(description="The account's weight relative to other accounts under pressure.")
-    pressure: list[Pressed]
+    weight: int = Field(description="The account's weight relative to other accounts under pressure.", examples=[100])
+    pressure: list[Pressed] = Field(description="Backends that limit the account now.", examples=[[]])
     contract: Contract
     usage: AccountUsage
 
@@ -129,19 +136,19 @@ class AccountPage(Reply):
     """A page of accounts."""
 
     data: list[Account]
-    next: str | None = Field(description="Pass as `after` to get the next page; null on the last page.")
+    next: Next
 
 
 class Grant(Reply):
     """A granted credit."""
 
-    id: int = Field(validation_alias="grant_id")
+    id: int = Field(validation_alias="grant_id", examples=[1042])
     status: Literal["open", "spent", "expired"]
-    amount: Money
-    left: Money
+    amount: Money = Field(examples=["5.00"])
+    left: Money = Field(examples=["2.50"])
     created_at: Time
-    expires_at: Time | None
-    memo: str
+    expires_at: Time | None = Field(description="null: never.", examples=["2026-12-31T00:00:00Z"])
+    memo: str = Field(examples=["Welcome credit"])
 
     @classmethod
     def from_snapshot(cls, now: float, grant: GrantSnapshot) -> Grant:
@@ -161,42 +168,59 @@ class AccountsQuery(Query):
 
 
 class CreateAccount(_GivenLimits):
-    """POST /admin/accounts. `expires_at` applies to the opening grant."""
+    """A new account. The service's default replaces a limit that is omitted or null."""
+
+    model_config = example(name="Northwind Traders", credit="12.50")
 
     name: Name
-    credit: Amount | None = None
-    kind: CreditKind = "top_up"
-    expires_at: TimeToCome | None = None
+    credit: Amount | None = Field(
+        None, description="The opening credit, such as 12.50, in the service's currency; null: none."
+    )
+    kind: CreditKind = Field("top_up", description=_KIND)
+    expires_at: TimeToCome | None = Field(
+        None, description="When the opening grant expires, with a UTC offset; null: never."
+    )
 
 
 class Credit(Body):
-    """POST /admin/accounts/{id}/credit. Only grants expire."""
+    """Funds to add."""
+
+    model_config = example(amount="25.00", memo="Invoice 2026-118")
 
     amount: Amount
-    kind: CreditKind = "top_up"
-    memo: Annotated[str, Field(max_length=500)] = ""
-    expires_at: TimeToCome | None = None
+    kind: CreditKind = Field("top_up", description=_KIND)
+    memo: Annotated[str, Field(max_length=500, description="Shown in the statement.")] = ""
+    expires_at: TimeToCome | None = Field(
+        None, description="When the grant expires, with a UTC offset; null: never. Only grants expire."
+    )
 
 
 class Correction(Body):
-    """POST /admin/accounts/{id}/correct. A positive amount is credited, a negative amount is debited."""
+    """A correction of the top-ups. A positive amount is credited, a negative amount is debited."""
+
+    model_config = example(amount="-5.00", memo="Invoice 2026-118 was booked twice")
 
     amount: Amount
-    memo: Annotated[str, Field(min_length=1, max_length=500)]
+    memo: Annotated[str, Field(min_length=1, max_length=500, description="What the correction corrects.")]
 
 
 class TakeBack(Body):
-    """POST /admin/accounts/{id}/grants/{grant}/take-back. In the ledger, the memo begins with `grant N:`."""
+    """The reason for taking back a grant."""
 
-    memo: Annotated[str, Field(min_length=1, max_length=400)]
+    model_config = example(memo="Granted to the wrong account")
+
+    memo: Annotated[str, Field(min_length=1, max_length=400, description="In the ledger, it begins with `grant N:`.")]
 
 
 class LimitChanges(_GivenLimits):
-    """PATCH /admin/accounts/{id}/limits. null resets a limit to the service's default."""
+    """Limits to change. An omitted limit stays unchanged; null resets a limit to the service's default."""
+
+    model_config = example(rpm=1200, tpm=2_000_000)
 
 
-@endpoint("POST", "/admin/accounts", "Create an account", status=201)
+@endpoint("POST", "/admin/accounts", "Create an account", success="The new account.", status=201)
 async def create_account(admin: AdminServices, body: CreateAccount, audit: Audit, idempotency_key: str) -> Account:
+    """Names need not be unique: without an `idempotency-key`, a repeated call creates another account."""
     amount = None if body.credit is None else amount_of(body.credit, "credit")
     expires_at = expiry_of(body.expires_at, admin.now())
     if expires_at is not None and (amount is None or body.kind != "grant"):
@@ -209,22 +233,26 @@ async def create_account(admin: AdminServices, body: CreateAccount, audit: Audit
     return await _account_reply(admin, await admin.run(command))
 
 
-@endpoint("GET", "/admin/accounts", "List accounts", more_errors=(404,))
+@endpoint("GET", "/admin/accounts", "List accounts", success="A page of accounts, oldest first.", more_errors=(404,))
 async def list_accounts(admin: AdminServices, query: AccountsQuery) -> AccountPage:
     found = await admin.run(commands.ListAccounts(query.after, query.limit + 1))
     page = await _account_replies(admin, found[: query.limit])
     return AccountPage(data=page, next=page[-1].id if len(found) > query.limit else None)
 
 
-@endpoint("GET", ONE, "Show an account")
+@endpoint("GET", ONE, "Show an account", success="The account as it is now.")
 async def get_account(admin: AdminServices, account_id: str) -> Account:
     return await _account_reply(admin, await admin.run(commands.GetAccount(account_id)))
 
 
-@endpoint("POST", f"{ONE}/credit", "Add funds", operation_id="credit")
+@endpoint("POST", f"{ONE}/credit", "Add funds", success="The account with its new balance.", operation_id="credit")
 async def add_credit(
     admin: AdminServices, account_id: str, body: Credit, audit: Audit, idempotency_key: str
 ) -> Account:
+    """Without an `idempotency-key`, a repeated call adds the amount again.
+
+    A grant pays for requests that begin before it expires. One hour after that, what is left of it leaves the balance.
+    """
     expires_at = expiry_of(body.expires_at, admin.now())
     if expires_at is not None and body.kind != "grant":
         raise errors.invalid_parameters("expires_at: a top-up never expires, only a grant does", param="expires_at")
@@ -233,43 +261,60 @@ async def add_credit(
     return await _account_reply(admin, await admin.run(command))
 
 
-@endpoint("POST", f"{ONE}/correct", "Correct a balance", operation_id="correct")
+@endpoint(
+    "POST", f"{ONE}/correct", "Correct a balance", success="The account with its new balance.", operation_id="correct"
+)
 async def correct_balance(
     admin: AdminServices, account_id: str, body: Correction, audit: Audit, idempotency_key: str
 ) -> Account:
+    """Changes the top-ups, which can't become negative: a larger debit returns 422.
+
+    Without an `idempotency-key`, a repeated call corrects the balance again.
+    """
     amount = amount_of(body.amount, "amount", negative=True)
     command = commands.CorrectBalance(account_id, amount, body.memo, idempotency_key, audit)
     return await _account_reply(admin, await admin.run(command))
 
 
-@endpoint("GET", f"{ONE}/grants", "List grants")
+@endpoint("GET", f"{ONE}/grants", "List grants", success="All grants of the account, oldest first.")
 async def list_grants(admin: AdminServices, account_id: str) -> GrantList:
+    """The list includes spent and expired grants."""
     now, grants = admin.now(), await admin.run(commands.ListGrants(account_id))
     return GrantList(data=[Grant.from_snapshot(now, grant) for grant in grants])
 
 
-@endpoint("POST", f"{ONE}/grants/{{grant_id}}/take-back", "Take back a grant")
+@endpoint(
+    "POST",
+    f"{ONE}/grants/{{grant_id}}/take-back",
+    "Take back a grant",
+    success="The account with its new balance.",
+)
 async def take_back_grant(
     admin: AdminServices, account_id: str, grant_id: str, body: TakeBack, audit: Audit, idempotency_key: str
 ) -> Account:
+    """Takes what is left of the grant. If nothing is left, the call returns 422.
+
+    A running request that relied on the grant is paid from the rest of the balance.
+    """
     if not re.fullmatch("[0-9]{1,18}", grant_id, re.ASCII):
         raise errors.not_found(f"{account_id} has no grant {grant_id}")
     command = commands.TakeBackGrant(account_id, int(grant_id), body.memo, idempotency_key, audit)
     return await _account_reply(admin, await admin.run(command))
 
 
-@endpoint("PATCH", f"{ONE}/limits", "Change limits")
+@endpoint("PATCH", f"{ONE}/limits", "Change limits", success="The account with its new limits.")
 async def set_limits(admin: AdminServices, account_id: str, body: LimitChanges, audit: Audit) -> Account:
     changes = body.model_dump(exclude_unset=True)
     return await _account_reply(admin, await admin.run(commands.SetLimits(account_id, changes, audit)))
 
 
-@endpoint("POST", f"{ONE}/suspend", "Suspend an account")
+@endpoint("POST", f"{ONE}/suspend", "Suspend an account", success="The suspended account.")
 async def suspend(admin: AdminServices, account_id: str, audit: Audit) -> Account:
+    """New requests with a key of the account are refused. Running requests end normally and are billed."""
     return await _account_reply(admin, await admin.run(commands.SetActive(account_id, False, audit)))
 
 
-@endpoint("POST", f"{ONE}/resume", "Resume an account")
+@endpoint("POST", f"{ONE}/resume", "Resume an account", success="The active account.")
 async def resume(admin: AdminServices, account_id: str, audit: Audit) -> Account:
     return await _account_reply(admin, await admin.run(commands.SetActive(account_id, True, audit)))
 

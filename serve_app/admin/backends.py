@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.model_replies import Share, Source
 from serve_app.admin.served import ServedView
-from serve_app.admin.values import Body, Count, Reply, Time
+from serve_app.admin.values import BackendName, Body, Count, ModelId, Reply, Time, example
 from serve_app.api import errors
 from serve_app.contracts import served_commands as commands
 from serve_app.contracts.books import Audit
@@ -19,34 +19,44 @@ endpoint = Endpoints("Operator: Models", "operatorKey")
 
 _Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 _Positive = Annotated[float, Field(gt=0)]
+_ARGS: Final[dict[str, Any]] = {"model": "bundled", "dtype": "int8", "max_context": 32_768}
 
 
 class ServedBy(Reply):
     """An identifier whose requests go to the backend, or can go to it as the fallback."""
 
-    model: str
+    model: ModelId
     share: Share
-    is_fallback: bool
+    is_fallback: bool = Field(examples=[False])
 
 
 class Deployed(Reply):
     """A backend and the identifiers that it serves."""
 
-    name: str
-    source: Source = Field(description="Where the backend is declared.")
-    status: str = Field(description="Status of the Ray Serve application; MISSING: Serve has no such application.")
-    replicas: Count
+    name: BackendName
+    source: Source = Field(description="Where the backend is declared.", examples=["ledger"])
+    status: str = Field(
+        description="Status of the Ray Serve application; MISSING: Serve has no such application.",
+        examples=["RUNNING"],
+    )
+    replicas: Count = Field(examples=[2])
     healthy: bool = Field(
         description="Whether it can take requests: a replica runs, or one starts with the first request."
     )
     serves: list[ServedBy]
-    args: dict[str, Any] | None = Field(description="null: the settings are in `config.yaml`.")
-    options: dict[str, Any] | None = Field(description="Deployment options; null: they are in `config.yaml`.")
-    created_at: Time | None
-    retired_at: Time | None = Field(
-        description="When the backend was retired. It gets no new requests and stops after its last stream."
+    args: dict[str, Any] | None = Field(
+        description="The engine's settings; null: they are in `config.yaml`.", examples=[_ARGS]
     )
-    message: str = Field(description="Serve's explanation of an unexpected status.")
+    options: dict[str, Any] | None = Field(
+        description="Deployment options; null: they are in `config.yaml`.", examples=[{"num_replicas": 2}]
+    )
+    created_at: Time | None = Field(description="null: the backend is declared in `config.yaml`.")
+    retired_at: Time | None = Field(
+        description="When the backend was retired. It gets no new requests and stops after its last stream. null: it "
+        "is not retired.",
+        examples=[None],
+    )
+    message: str = Field(description="Serve's explanation of an unexpected status; else empty.", examples=[""])
 
 
 class DeployedList(Reply):
@@ -68,7 +78,9 @@ class BackendOptions(Body):
 
 
 class NewBackend(Body):
-    """POST /admin/backends."""
+    """A new backend."""
+
+    model_config = example(name="chat-v2", args=_ARGS, options={"num_replicas": 2})
 
     name: _Name
     args: dict[str, Any] = Field(
@@ -77,13 +89,20 @@ class NewBackend(Body):
     options: BackendOptions = BackendOptions()
 
 
-@endpoint("GET", "/admin/backends", "List backends", operation_id="listDeployed")
+@endpoint("GET", "/admin/backends", "List backends", success="All backends.", operation_id="listDeployed")
 async def list_deployed(admin: AdminServices) -> DeployedList:
+    """The list has the backends of identifiers, followed by others that are deployed."""
     view = await ServedView.read(admin)
     return DeployedList(data=[_deployed(view, name) for name in view.backends])
 
 
-@endpoint("GET", "/admin/backends/{name}", "Show a backend", operation_id="showDeployed")
+@endpoint(
+    "GET",
+    "/admin/backends/{name}",
+    "Show a backend",
+    success="The backend as it is now.",
+    operation_id="showDeployed",
+)
 async def show_deployed(admin: AdminServices, name: str) -> Deployed:
     view = await ServedView.read(admin)
     if name not in view.served.backends and name not in view.backends:
@@ -91,8 +110,15 @@ async def show_deployed(admin: AdminServices, name: str) -> Deployed:
     return _deployed(view, name)
 
 
-@endpoint("POST", "/admin/backends", "Deploy a backend", status=201)
+@endpoint(
+    "POST", "/admin/backends", "Deploy a backend", success="The backend, which may still be starting.", status=201
+)
 async def deploy_backend(admin: AdminServices, body: NewBackend, audit: Audit) -> Deployed:
+    """The reply comes before the first replica is ready: read the backend again until `healthy` is true.
+
+    The backend gets no requests until an identifier gives it a weight. The settings of a name never change: deploy
+    other settings under another name.
+    """
     view = await ServedView.read(admin)
     if body.name in view.status and body.name not in view.served.backends:
         raise errors.invalid_parameters(f"name: {body.name} is already an application in config.yaml", param="name")
@@ -107,8 +133,18 @@ async def deploy_backend(admin: AdminServices, body: NewBackend, audit: Audit) -
     return _deployed(await ServedView.read(admin), body.name)
 
 
-@endpoint("POST", "/admin/backends/{name}/retire", "Retire a backend", operation_id="retireBackend")
+@endpoint(
+    "POST",
+    "/admin/backends/{name}/retire",
+    "Retire a backend",
+    success="The retired backend.",
+    operation_id="retireBackend",
+)
 async def retire_backend(admin: AdminServices, name: str, audit: Audit) -> Deployed:
+    """The backend stops once its replies have ended. No identifier may still use it, also not as fallback.
+
+    To bring it back, deploy it again with the same settings.
+    """
     view = await ServedView.read(admin)
     if name not in view.served.backends and view.is_known(name):
         raise errors.invalid_parameters(

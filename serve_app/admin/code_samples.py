@@ -13,7 +13,6 @@ from serve_app.admin.values import Schema
 BASE: Final = f"{EXAMPLE}/v1"
 FIELD: Final = "x-codeSamples"
 MAX_INLINE: Final = 72  # maximum characters of a list or object on one line
-MAX_DEPTH: Final = 6
 _KEYS: Final = {"apiKey": "YOUR_KEY", "managementKey": "MANAGEMENT_KEY", "operatorKey": "OPERATOR_KEY"}
 #: Operations that an SDK supports, and the SDK's method for each. Samples of other operations use plain HTTP.
 _OF_OPENAI: Final = {
@@ -24,28 +23,7 @@ _OF_OPENAI: Final = {
     "get /models/{id}": "models.retrieve",
 }
 _OF_ANTHROPIC: Final = {"post /messages": "messages.create"}
-_PLACES: Final = {"id": "svc-chat", "month": "2026-11"}
-#: Values of required fields that have no example in the document.
-_FIELDS: Final[Mapping[str, Any]] = {
-    "amount": "25.00",
-    "backend": "BACKEND",
-    "cached_input": "0.07",
-    "context_length": 32768,
-    "email": "ada@example.org",
-    "id": "my-model",
-    "input": "0.27",
-    "max_output": 4096,
-    "memo": "Goodwill",
-    "name": "production",
-    "output": "1.10",
-    "prompt": "Hello",
-    "rpm": 600,
-    "share": 5,
-    "target": "ada@example.org",
-    "threshold": "10.00",
-    "weights": {"BACKEND": 1},
-}
-_SIMPLE: Final = {"string": "text", "integer": 1, "number": 1, "boolean": True, "null": None}
+_PLACES: Final = {"id": "svc-chat", "month": "2026-11", "name": "chat-v1"}
 
 
 def add_code_samples(document: Schema) -> Schema:
@@ -158,38 +136,10 @@ def literal(value: Any, language: str, indent: int = 0, inline: int = MAX_INLINE
 
 
 def _body(operation: Schema, document: Schema) -> Any:
-    """Returns the body of an example request: the operation's first example, or else only the required fields."""
+    """Returns the body of an example request: the first example of the operation, or else of the body's schema."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
         return None
     for one in content.get("examples", {}).values():
         return one["value"]
-    return _sampled(content["schema"], document)
-
-
-def _sampled(schema: Schema, document: Schema, depth: int = 0) -> Any:
-    """Returns a small value of the schema: its example, a fixed value, or its required fields."""
-    while "$ref" in schema:
-        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    for name in ("examples", "enum"):
-        if schema.get(name):
-            return schema[name][0]
-    for name in ("const", "default"):
-        if schema.get(name) is not None:
-            return schema[name]
-    for name in ("anyOf", "oneOf", "allOf"):
-        if name in schema and "properties" not in schema:
-            return _sampled(schema[name][0], document, depth)
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "array":
-        return [_sampled(schema["items"], document, depth + 1)] if schema.get("minItems") and depth < MAX_DEPTH else []
-    if kind == "object" or "properties" in schema:
-        fields = schema.get("properties", {})
-        required = [*schema.get("required", ()), *schema.get("anyOf", [{}])[0].get("required", ())] or list(fields)[:1]
-        return {
-            name: _FIELDS[name] if name in _FIELDS else _sampled(fields[name], document, depth + 1)
-            for name in required
-            if name in fields
-        }
-    return max(schema["minimum"], 1) if "minimum" in schema else _SIMPLE.get(kind or "", "text")
+    return document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]["examples"][0]

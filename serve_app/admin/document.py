@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
@@ -248,10 +249,12 @@ def _operation(endpoint: Endpoint) -> Schema:
     success = endpoint.success
     if isinstance(success, str):
         success = responses.json_response(success, endpoint.types["return"].__name__)
+    description = inspect.getdoc(endpoint.handler)
     operation: Schema = {
         "operationId": endpoint.operation_id or to_camel(endpoint.handler.__name__),
         "tags": [endpoint.tag],
         "summary": endpoint.summary,
+        **({"description": description} if description else {}),
         "security": [{endpoint.key: []}] if endpoint.key is not None else [],
         "parameters": given + responses.parameters(*shared),
         "responses": {str(endpoint.status): success, **responses.errors(*endpoint.error_statuses)},
@@ -357,8 +360,8 @@ def _chat() -> Schema:
             "`tool_choice` is `required` only with `tools`, and names only functions in `tools`; messages fit into the "
             "context; with `continue_final_message`, the last message must be the assistant's; `add_generation_prompt` "
             "is false only with it; `chat_template_kwargs` has at most 8 KiB, and only variables of the model's "
-            "template; a JSON Schema has a maximum size; only one field sets the format of the reply; neither `guided_regex` "
-            "nor `guided_choice` is possible together with tools that may be called. "
+            "template; a JSON Schema has a maximum size; only one field sets the format of the reply; neither "
+            "`guided_regex` nor `guided_choice` is possible together with tools that may be called. "
             "Fields of other services that would change the reply and are not supported return 422: "
             + ", ".join(f"`{name}`" for name in REFUSED)
             + "."

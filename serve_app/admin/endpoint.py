@@ -1,7 +1,8 @@
 """Declares each endpoint once: its route and its operation in the OpenAPI document follow from the declaration.
 
 A handler is an async function whose first argument is AdminServices. It returns a Reply or a Response. Its name is the
-operation's id. It also receives the path parameters, and any of these arguments that its signature names:
+operation's id, and its docstring the operation's description. It also receives the path parameters, and any of these
+arguments that its signature names:
 
 - `body`: a model that the request's body is parsed into
 - `query`: a model of the declared query parameters
@@ -131,9 +132,9 @@ class Endpoint:
     method: str
     path: str
     summary: str
-    status: int = 200  # HTTP status of a success
     # The document's description of a success, or its whole response object if the handler returns no Reply.
-    success: str | Schema = "Done."
+    success: str | Schema
+    status: int = 200  # HTTP status of a success
     more_errors: tuple[int, ...] = ()  # in addition to those derived from the other fields
     operation_id: str = ""  # replaces the handler's name
     recorded: str = ""  # action in the audit record of a successful read; empty: not recorded
@@ -203,11 +204,13 @@ class Endpoints(list[Endpoint]):
         self._tag = tag
         self._key = key
 
-    def __call__(self, method: str, path: str, summary: str, **more: Any) -> Callable[[Handler], Handler]:
+    def __call__(
+        self, method: str, path: str, summary: str, success: str | Schema, **more: Any
+    ) -> Callable[[Handler], Handler]:
         """Declares the handler's endpoint; `more` are fields of Endpoint."""
 
         def declare(handler: Handler) -> Handler:
-            self.append(Endpoint(handler, self._tag, self._key, method, path, summary, **more))
+            self.append(Endpoint(handler, self._tag, self._key, method, path, summary, success, **more))
             return handler
 
         return declare

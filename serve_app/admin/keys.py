@@ -7,7 +7,21 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import Amount, Body, Money, Name, Reply, Time, TimeToCome, amount_of, expiry_of, limits_in
+from serve_app.admin.values import (
+    AccountId,
+    Amount,
+    Body,
+    KeyId,
+    Money,
+    Name,
+    Reply,
+    Time,
+    TimeToCome,
+    amount_of,
+    example,
+    expiry_of,
+    limits_in,
+)
 from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, KeySnapshot
@@ -31,22 +45,31 @@ class OwnLimits(_OwnLimits):
 class Key(Reply):
     """An API key without the key itself, which is not stored. null: no restriction."""
 
-    id: str = Field(validation_alias="key_id")
-    account_id: str
-    name: str
-    hint: str = Field(description="The readable start and end of the key.")
+    id: KeyId = Field(validation_alias="key_id")
+    account_id: AccountId
+    name: str = Field(examples=["production"])
+    hint: str = Field(description="The readable start and end of the key.", examples=["sk-4fGh…x9Qz"])
     status: Literal["active", "revoked", "expired"]
-    models: list[str] | None
-    tags: list[str] | None
-    addresses: list[str] | None = Field(description="Networks from which the key may be used; null: any.")
+    models: list[str] | None = Field(description="Models that the key may call; null: any.", examples=[["svc-chat"]])
+    tags: list[str] | None = Field(
+        description="Labels by which usage can be summed; null: none.", examples=[["website"]]
+    )
+    addresses: list[str] | None = Field(
+        description="Networks from which the key may be used; null: any.", examples=[["203.0.113.0/24"]]
+    )
     limits: OwnLimits
-    budget: Money | None
-    budget_period: BudgetPeriod | None
+    budget: Money | None = Field(
+        description="The most that the key may spend in a period; null: no budget.", examples=["50.00"]
+    )
+    budget_period: BudgetPeriod | None = Field(description="A day or a month in UTC.", examples=["month"])
     spent: Money | None = Field(description="Amount spent in the current period; null without a budget.")
-    renews_at: Time | None
-    expires_at: Time | None
+    renews_at: Time | None = Field(
+        description="When the next period of the budget begins; null without a budget.",
+        examples=["2026-12-01T00:00:00Z"],
+    )
+    expires_at: Time | None = Field(description="null: never.", examples=["2027-11-30T12:00:00Z"])
     created_at: Time
-    revoked_at: Time | None
+    revoked_at: Time | None = Field(description="null: not revoked.", examples=[None])
 
     @classmethod
     def from_snapshot(cls, now: float, snapshot: KeySnapshot, /, **more: Any) -> Self:
@@ -65,7 +88,10 @@ class Key(Reply):
 class NewKey(Key):
     """A newly created key."""
 
-    key: str = Field(description="The key itself, shown only once.")
+    key: str = Field(
+        description="The key itself, shown only once.",
+        examples=["sk-4fGhT7bQm2XvLr9KcWd5ZsNp8YjEa3HuBt6RkGq1FnVo0x9Qz"],
+    )
 
 
 class KeyList(Reply):
@@ -77,28 +103,52 @@ class KeyList(Reply):
 class KeyTerms(_GivenLimits):
     """A key's permissions and limits; null: no restriction."""
 
-    models: Annotated[list[_Identifier], Field(min_length=1, max_length=100)] | None = None
-    tags: Annotated[list[_Tag], Field(min_length=1, max_length=10)] | None = None
-    addresses: Annotated[list[_Network], Field(min_length=1, max_length=50)] | None = None
-    budget: Amount | None = None
-    budget_period: BudgetPeriod | None = None
-    expires_at: TimeToCome | None = None
+    models: Annotated[list[_Identifier], Field(min_length=1, max_length=100)] | None = Field(
+        None, description="Models that the key may call. Each must be served now."
+    )
+    tags: Annotated[list[_Tag], Field(min_length=1, max_length=10)] | None = Field(
+        None, description="Labels by which usage can be summed."
+    )
+    addresses: Annotated[list[_Network], Field(min_length=1, max_length=50)] | None = Field(
+        None, description="Addresses and networks from which the key may be used."
+    )
+    budget: Amount | None = Field(
+        None,
+        description="The most that the key may spend in a period, such as 12.50, in the service's currency. It needs "
+        "`budget_period`.",
+    )
+    budget_period: BudgetPeriod | None = Field(None, description="A day or a month in UTC.")
+    expires_at: TimeToCome | None = Field(None, description="When the key stops working, with a UTC offset.")
 
 
 class CreateKey(KeyTerms):
-    """POST /admin/accounts/{id}/keys, and /account/keys."""
+    """A new key."""
+
+    model_config = example(name="production", models=["svc-chat"], budget="50.00", budget_period="month")
 
     name: Name = "key"
 
 
 class KeyChanges(KeyTerms):
-    """PATCH /admin/keys/{id}, and /account/keys/{id}. Omitted fields stay unchanged; null removes a restriction."""
+    """Changes of a key. Omitted fields stay unchanged; null removes a restriction."""
+
+    model_config = example(rpm=120, budget="100.00", budget_period="month")
 
     name: Name | None = None
 
 
-@endpoint("POST", "/admin/accounts/{account_id}/keys", "Create a key", status=201)
+@endpoint(
+    "POST",
+    "/admin/accounts/{account_id}/keys",
+    "Create a key",
+    success="The new key. Its text is in no later reply.",
+    status=201,
+)
 async def create_key(admin: AdminServices, account_id: str, body: CreateKey, audit: Audit) -> NewKey:
+    """The account pays for all requests with the key. A call that is repeated creates another key.
+
+    The limits of the account apply as well. An account has at most 1,000 active keys.
+    """
     terms = terms_of(admin, body)
     terms.pop("name", None)
     key = new_key()
@@ -106,19 +156,31 @@ async def create_key(admin: AdminServices, account_id: str, body: CreateKey, aud
     return NewKey.from_snapshot(admin.now(), await admin.run(command), key=key)
 
 
-@endpoint("GET", "/admin/accounts/{account_id}/keys", "List an account's keys", recorded="read_keys")
+@endpoint(
+    "GET",
+    "/admin/accounts/{account_id}/keys",
+    "List an account's keys",
+    success="All keys of the account, oldest first.",
+    recorded="read_keys",
+)
 async def list_keys(admin: AdminServices, account_id: str) -> KeyList:
+    """The list includes revoked and expired keys. The audit log records the call."""
     keys = await admin.run(commands.ListKeys(account_id))
     return KeyList(data=[Key.from_snapshot(admin.now(), key) for key in keys])
 
 
-@endpoint("PATCH", "/admin/keys/{key_id}", "Change a key's restrictions")
+@endpoint("PATCH", "/admin/keys/{key_id}", "Change a key's restrictions", success="The changed key.")
 async def update_key(admin: AdminServices, key_id: str, body: KeyChanges, audit: Audit) -> Key:
+    """A new budget also counts what the key has spent in the current period.
+
+    null for `budget` removes its period as well.
+    """
     return Key.from_snapshot(admin.now(), await admin.run(commands.UpdateKey(key_id, terms_of(admin, body), audit)))
 
 
-@endpoint("DELETE", "/admin/keys/{key_id}", "Revoke a key")
+@endpoint("DELETE", "/admin/keys/{key_id}", "Revoke a key", success="The revoked key.")
 async def revoke_key(admin: AdminServices, key_id: str, audit: Audit) -> Key:
+    """A revoked key stays revoked. Requests with it are refused within a second. A repeated call changes nothing."""
     return Key.from_snapshot(admin.now(), await admin.run(commands.RevokeKey(key_id, audit)))
 
 

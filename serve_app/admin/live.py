@@ -12,7 +12,19 @@ from typing import Annotated
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import INTEGER, Count, Instant, Money, Query, Reply
+from serve_app.admin.values import (
+    INTEGER,
+    AccountId,
+    AccountName,
+    BackendName,
+    Count,
+    Currency,
+    Instant,
+    ModelId,
+    Money,
+    Query,
+    Reply,
+)
 from serve_app.api import errors
 from serve_app.contracts import limiting
 from serve_app.contracts.calls import application_of
@@ -28,69 +40,80 @@ Positive = Annotated[float, Field(ge=0)]
 class LiveTraffic(Reply):
     """A backend behind an identifier."""
 
-    name: str
-    weight: Count
-    share: Share = Field(description="Share of the identifier's requests, by weight.")
+    name: BackendName
+    weight: Count = Field(examples=[100])
+    share: Share = Field(description="Share of the identifier's requests, by weight.", examples=[1.0])
 
 
 class LiveModel(Reply):
     """An identifier and its backends."""
 
-    id: str
+    id: ModelId
     backends: list[LiveTraffic]
 
 
 class LiveLoad(Reply):
     """The load of a backend's replicas, as they report it to the limiter."""
 
-    replicas: Count = Field(description="Replicas that report.")
-    running: Count
-    waiting: Count
-    queue_age_s: Positive = Field(description="Waiting time of the oldest request: the lower median of the replicas.")
-    kv_used: Share = Field(description="Used share of the KV cache: the mean of the replicas.")
-    queued_prefill_tokens: Count
+    replicas: Count = Field(description="Replicas that report.", examples=[2])
+    running: Count = Field(description="Running requests.", examples=[2])
+    waiting: Count = Field(description="Requests in the replicas' queues.")
+    queue_age_s: Positive = Field(
+        description="Waiting time of the oldest request: the lower median of the replicas.", examples=[0.0]
+    )
+    kv_used: Share = Field(description="Used share of the KV cache: the mean of the replicas.", examples=[0.12])
+    queued_prefill_tokens: Count = Field(description="Prompt tokens in the replicas' queues.")
     tokens_per_s: Positive = Field(
-        description="Tokens per second of started prompts and of output, over the last seconds."
+        description="Tokens per second of started prompts and of output, over the last seconds.", examples=[840.0]
     )
     pressure: Positive = Field(
         description="The larger of two ratios: queueing delay to its target, and work in queued prompts to its target; "
-        "above 1, the limits fall."
+        "above 1, the limits fall.",
+        examples=[0.2],
     )
     effective_share: Share = Field(
-        description="Share of the default contract's tokens per minute that may be used under the current pressure."
+        description="Share of the default contract's tokens per minute that may be used under the current pressure.",
+        examples=[1.0],
     )
 
 
 class LiveBackend(Reply):
     """An application that runs a model, with all its adapters."""
 
-    name: str
-    status: str | None = Field(description="null: Serve can't be reached.")
-    replicas: Count | None = Field(description="Number of replicas according to Serve.")
+    name: BackendName
+    status: str | None = Field(
+        description="Status of the Ray Serve application; null: Serve can't be reached.", examples=["RUNNING"]
+    )
+    replicas: Count | None = Field(
+        description="Number of replicas according to Serve; null: Serve can't be reached.", examples=[2]
+    )
     load: LiveLoad | None = Field(description="null: no replica reports.")
 
 
 class LiveAccount(Reply):
     """An account with open requests."""
 
-    id: str = Field(validation_alias="account_id")
-    name: str
-    open_requests: Count
-    held: Money
-    tokens_used: Count = Field(description="Tokens that count against the account's tightest token limit now.")
-    tokens_limit: Count
+    id: AccountId = Field(validation_alias="account_id")
+    name: AccountName
+    open_requests: Count = Field(examples=[2])
+    held: Money = Field(description="Reserved for running requests.", examples=["0.01"])
+    tokens_used: Count = Field(
+        description="Tokens that count against the account's tightest token limit now.", examples=[18_400]
+    )
+    tokens_limit: Count = Field(description="The account's tightest token limit.", examples=[1_000_000])
     effective_share: Share = Field(
-        description="Share of its tokens per minute that the account may use now on its most limited backend."
+        description="Share of its tokens per minute that the account may use now on its most limited backend.",
+        examples=[1.0],
     )
 
 
 class LiveLimiter(Reply):
     """A limiter shard. If it does not answer, `admits` is null and its accounts are unknown."""
 
-    shard: Count
-    admits: bool | None
-    open_requests: Count
-    held: Money
+    shard: Count = Field(description="Number of the shard, from 0.")
+    admits: bool | None = Field(description="Whether it admits requests; null: it does not answer.", examples=[True])
+    open_requests: Count = Field(examples=[2])
+    held: Money = Field(description="Reserved for running requests.", examples=["0.01"])
 
 
 class LiveSpool(Reply):
@@ -98,15 +121,19 @@ class LiveSpool(Reply):
 
     settlements: Count
     bytes: Count
-    age_s: Positive = Field(description="Seconds since the end of the request whose settlement has waited longest.")
-    ledger_away: bool = Field(description="The ledger is unavailable, so settlements go to the spool.")
+    age_s: Positive = Field(
+        description="Seconds since the request of the oldest waiting settlement ended.", examples=[0.0]
+    )
+    ledger_away: bool = Field(
+        description="The ledger is unavailable, so settlements go to the spool.", examples=[False]
+    )
 
 
 class LiveGateway(Reply):
     """A gateway, according to its last heartbeat."""
 
-    holder: str = Field(description="Name of the gateway's process in metrics and logs.")
-    open_requests: Count
+    holder: str = Field(description="Name of the gateway's process in metrics and logs.", examples=["gateway-1"])
+    open_requests: Count = Field(examples=[2])
     spool: LiveSpool | None = Field(description="null: not measured yet.")
 
 
@@ -114,9 +141,9 @@ class Live(Reply):
     """Current activity. Figures of gateways, such as requests per second, are in the metrics."""
 
     at: Instant
-    currency: str
-    open_requests: Count
-    held: Money
+    currency: Currency
+    open_requests: Count = Field(examples=[2])
+    held: Money = Field(description="Reserved for running requests.", examples=["0.01"])
     limiters: list[LiveLimiter]
     gateways: list[LiveGateway]
     models: list[LiveModel]
@@ -128,8 +155,9 @@ class LiveQuery(Query):
     top: Annotated[int, INTEGER] = Field(10, ge=0, le=100, description="Maximum number of accounts.")
 
 
-@endpoint("GET", "/admin/live", "Show current activity")
+@endpoint("GET", "/admin/live", "Show current activity", success="The activity at this moment.")
 async def live(admin: AdminServices, query: LiveQuery) -> Live:
+    """The call leaves no audit record, because the reply shows neither keys nor single requests."""
     answers = await admin.limiter.live(limiting.Live(query.top))
     reports = [report for report in answers if report is not None]
     if not reports:

@@ -48,6 +48,27 @@ _EXAMPLE: Final[Schema] = {
     "max_tokens": 100,
     "messages": [{"role": "user", "content": "Hello"}],
 }
+_INPUT: Final = '{"input_tokens":9,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":'
+_EXAMPLE_STREAM: Final = "".join(
+    f'event: {kind}\ndata: {{"type":"{kind}"{rest}}}\n\n'
+    for kind, rest in (
+        (
+            "message_start",
+            ',"message":{"id":"msg_1","type":"message","role":"assistant","model":"svc-chat","content":[],'
+            f'"stop_reason":null,"stop_sequence":null,"usage":{_INPUT}0,"output_tokens_details":'
+            '{"thinking_tokens":0}}}',
+        ),
+        ("content_block_start", ',"index":0,"content_block":{"type":"text","text":""}'),
+        ("content_block_delta", ',"index":0,"delta":{"type":"text_delta","text":"Hello!"}'),
+        ("content_block_stop", ',"index":0'),
+        (
+            "message_delta",
+            f',"delta":{{"stop_reason":"end_turn","stop_sequence":null}},"usage":{_INPUT}2,'
+            '"output_tokens_details":{"thinking_tokens":0}}',
+        ),
+        ("message_stop", ""),
+    )
+)
 
 
 def paths() -> dict[str, Schema]:
@@ -57,7 +78,10 @@ def paths() -> dict[str, Schema]:
         "MessageReply",
         ("request-id", "x-trace-id", "server-timing", *responses.RATE_LIMITS, "idempotency-replayed"),
     )
-    reply["content"][MessagesDoor.stream_type.partition(";")[0]] = {"schema": {"$ref": f"{REF}MessageEvent"}}
+    reply["content"][MessagesDoor.stream_type.partition(";")[0]] = {
+        "schema": {"$ref": f"{REF}MessageEvent"},
+        "examples": {"stream": {"summary": "A short stream", "value": _EXAMPLE_STREAM}},
+    }
     create = _operation("createMessage", "Create a message", _RULES, "MessagesRequest", reply, tuple(_MEANINGS))
     create["parameters"] = responses.parameters("IdempotencyKey", "RequestId")
     counted = responses.json_response("The number of tokens.", "TokenCount", ("request-id",))

@@ -8,62 +8,75 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from serve_app.admin.served import ServedView
-from serve_app.admin.values import Count, Instant, PerMillion, Reply
+from serve_app.admin.values import BackendName, Count, Instant, ModelId, PerMillion, Reply
 from serve_app.contracts.money import PriceVersion, format_price
 from serve_app.contracts.served import Traffic
 
 Source = Literal["config.yaml", "ledger"]
-Share = Annotated[float, Field(ge=0, le=1, description="Share of the identifier's requests.")]
-Weights = Annotated[dict[str, Count], Field(description="Weights by backend.")]
+Share = Annotated[float, Field(ge=0, le=1, description="Share of the identifier's requests.", examples=[1.0])]
+Weights = Annotated[dict[str, Count], Field(description="Weights by backend.", examples=[{"chat-v1": 100}])]
 
 
 class AdminBackend(Reply):
     """A backend behind an identifier."""
 
-    name: str
-    weight: Count
+    name: BackendName
+    weight: Count = Field(examples=[100])
     share: Share
-    status: str
-    replicas: Count
+    status: str = Field(
+        description="Status of the Ray Serve application; MISSING: Serve has no such application.",
+        examples=["RUNNING"],
+    )
+    replicas: Count = Field(examples=[2])
     healthy: bool = Field(
         description="Whether it can take requests: a replica runs, or one starts with the first request."
     )
-    ejected: bool = Field(description="The answering gateway sends it no requests, because too many have failed.")
+    ejected: bool = Field(
+        description="The answering gateway sends it no requests, because too many have failed.", examples=[False]
+    )
 
 
 class AdminPrice(Reply):
     """Current prices per million tokens."""
 
-    input: str
-    cached_input: str
-    output: str
+    input: str = Field(examples=["0.27"])
+    cached_input: str = Field(examples=["0.07"])
+    output: str = Field(examples=["1.10"])
 
 
 class AdminTraffic(Reply):
     """Weights, and the actor who set them."""
 
-    version: Count
+    version: Count = Field(examples=[7])
     weights: Weights = Field(description="Empty: the weights of `config.yaml` apply.")
     changed_at: Instant
-    actor: str
-    reason: str
-    before: int | None = Field(description="Version that a rollback restores.")
-    undoes: int | None = Field(description="For a rollback: the version that it reverted.")
+    actor: str = Field(examples=["kim key:9f86d081884c"])
+    reason: str = Field(examples=["chat-v1 is ready"])
+    before: int | None = Field(description="Version that a rollback restores; null: none.", examples=[5])
+    undoes: int | None = Field(
+        description="For a rollback: the version that it reverted; null: no rollback.", examples=[None]
+    )
 
 
 class AdminModel(Reply):
     """An identifier, its backends and its price."""
 
-    id: str
+    id: ModelId
     source: Source = Field(description="Where the identifier is declared.")
-    context_length: Count
-    max_output: Count
+    context_length: Count = Field(
+        description="Maximum number of tokens of prompt and reply together.", examples=[32_768]
+    )
+    max_output: Count = Field(description="Maximum number of tokens of one choice.", examples=[4096])
     backends: list[AdminBackend]
-    fallback: str | None = Field(description="Backend that replies while the others have no capacity.")
-    aliases: list[str] = Field(description="Further names for clients.")
+    fallback: str | None = Field(
+        description="Backend that replies while the others have no capacity; null: none.", examples=["chat-small"]
+    )
+    aliases: list[str] = Field(description="Further names for clients.", examples=[["gpt-4o-mini"]])
     price: AdminPrice
     traffic: AdminTraffic | None = Field(description="null: the weights of `config.yaml` apply.")
-    rollback: Weights | None = Field(description="Weights that a rollback restores; null: there are none.")
+    rollback: Weights | None = Field(
+        description="Weights that a rollback restores; null: there are none.", examples=[{"chat-v0": 100}]
+    )
 
 
 class AdminModelList(Reply):
@@ -76,19 +89,23 @@ class AdminPriceVersion(Reply):
     """A price that a command set."""
 
     input: PerMillion
-    cached_input: PerMillion
-    output: PerMillion
-    version: Count
+    cached_input: PerMillion = Field(examples=["0.07"])
+    output: PerMillion = Field(examples=["1.10"])
+    version: Count = Field(examples=[6])
     effective_at: Instant
 
 
 class AdminModelDetails(AdminModel):
     """An identifier with its history."""
 
-    first_token_target_s: float
-    output_token_target_s: float
-    recommended_temperatures: dict[str, float]
-    sampling: dict[str, float] = Field(description="Defaults for parameters that a request omits.")
+    first_token_target_s: float = Field(description="Target for the time to the first token.", examples=[5.0])
+    output_token_target_s: float = Field(
+        description="Target for the seconds per output token, as the mean over a reply.", examples=[0.2]
+    )
+    recommended_temperatures: dict[str, float] = Field(description="By use.", examples=[{"conversation": 1.0}])
+    sampling: dict[str, float] = Field(
+        description="Defaults for parameters that a request omits.", examples=[{"temperature": 0.7}]
+    )
     history: list[AdminTraffic] = Field(description="Latest traffic changes, newest first.")
     prices: list[AdminPriceVersion] = Field(description="Past and future prices, newest version first.")
 
@@ -96,7 +113,7 @@ class AdminModelDetails(AdminModel):
 class Removed(Reply):
     """An identifier that is no longer served."""
 
-    id: str
+    id: ModelId
 
 
 def described(view: ServedView, identifier: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from serve_app.admin.model_replies import (
     traffic_reply,
 )
 from serve_app.admin.served import ServedView, check_known
-from serve_app.admin.values import Body, TimeToCome, moment
+from serve_app.admin.values import Body, TimeToCome, example, moment
 from serve_app.api import errors
 from serve_app.contracts import served_commands as commands
 from serve_app.contracts.books import Audit
@@ -63,6 +63,8 @@ _DEFAULTS: dict[str, Any] = {
 class Prices(Body):
     """Prices per million tokens, as decimals."""
 
+    model_config = example(input="0.27", cached_input="0.07", output="1.10")
+
     input: _Given
     cached_input: _Given
     output: _Given
@@ -87,47 +89,77 @@ Sampling: Any = pydantic.create_model(
 
 
 class ModelChanges(Body):
-    """PATCH /admin/models/{id}. Omitted fields stay unchanged."""
+    """Changes of an identifier. Omitted fields stay unchanged."""
 
-    context_length: Tokens | None = None
-    max_output: Tokens | None = None
-    first_token_target_s: Seconds | None = None
-    output_token_target_s: Seconds | None = None
+    model_config = example(max_output=8192, aliases=["gpt-4o-mini"])
+
+    context_length: Tokens | None = Field(
+        None, description="Maximum number of tokens of prompt and reply together; null: unchanged."
+    )
+    max_output: Tokens | None = Field(None, description="Maximum number of tokens of one choice; null: unchanged.")
+    first_token_target_s: Seconds | None = Field(
+        None, description="Target for the seconds to the first token; null: unchanged, or 5 for a new identifier."
+    )
+    output_token_target_s: Seconds | None = Field(
+        None,
+        description="Target for the seconds per output token, as the mean over a reply; null: unchanged, or 0.2 for a "
+        "new identifier.",
+    )
     recommended_temperatures: _Temperatures | None = None
     sampling: Sampling | None = None
-    fallback: _Backend | None = Field(None, description="null: no fallback.")
+    fallback: _Backend | None = Field(
+        None, description="Backend that replies while the others have no capacity; null: no fallback."
+    )
     aliases: _Aliases | None = None
 
 
 class NewModel(ModelChanges):
-    """POST /admin/models."""
+    """A new identifier."""
+
+    model_config = example(
+        id="svc-summaries",
+        context_length=32_768,
+        max_output=4096,
+        weights={"chat-v1": 100},
+        price={"input": "0.27", "cached_input": "0.07", "output": "1.10"},
+    )
 
     id: _Identifier
-    context_length: Tokens
-    max_output: Tokens
-    weights: Annotated[_GivenWeights, Field(min_length=1)]
+    context_length: Tokens = Field(description="Maximum number of tokens of prompt and reply together.")
+    max_output: Tokens = Field(description="Maximum number of tokens of one choice.")
+    weights: Annotated[_GivenWeights, Field(min_length=1, description="Weights by backend.")]
     price: Prices
 
 
 class NewPrice(Prices):
-    """POST /admin/models/{id}/prices."""
+    """A new price."""
 
-    effective_at: TimeToCome | None = Field(None, description="null: immediately.")
+    effective_at: TimeToCome | None = Field(
+        None, description="A future time from which the price applies, with a UTC offset; null: now."
+    )
 
 
-@endpoint("GET", "/admin/models", "List identifiers and their backends")
+@endpoint("GET", "/admin/models", "List identifiers and their backends", success="All identifiers.")
 async def list_backends(admin: AdminServices) -> AdminModelList:
+    """The list has the identifiers of `config.yaml`, followed by those that were created by a command or this API."""
     view = await ServedView.read(admin)
     return AdminModelList(data=[AdminModel.model_validate(described(view, name)) for name in view.identifiers])
 
 
-@endpoint("GET", "/admin/models/{id}", "Show an identifier and its history", operation_id="showModel")
+@endpoint(
+    "GET",
+    "/admin/models/{id}",
+    "Show an identifier and its history",
+    success="The identifier, its traffic changes and its prices.",
+    operation_id="showModel",
+)
 async def show_model(admin: AdminServices, id: str) -> AdminModelDetails:
     return await _details(admin, id)
 
 
-@endpoint("POST", "/admin/models", "Create an identifier", status=201)
+@endpoint("POST", "/admin/models", "Create an identifier", success="The new identifier.", status=201)
 async def create_model(admin: AdminServices, body: NewModel, audit: Audit) -> AdminModelDetails:
+    """The backends must exist. A repeated call with the same values changes nothing."""
     view = await ServedView.read(admin)
     if view.is_configured(body.id):
         raise errors.invalid_parameters(f"id: {body.id} is declared in config.yaml", param="id")
@@ -139,8 +171,15 @@ async def create_model(admin: AdminServices, body: NewModel, audit: Audit) -> Ad
     return await _details(admin, body.id)
 
 
-@endpoint("PATCH", "/admin/models/{id}", "Change an identifier", operation_id="updateModel")
+@endpoint(
+    "PATCH",
+    "/admin/models/{id}",
+    "Change an identifier",
+    success="The changed identifier.",
+    operation_id="updateModel",
+)
 async def update_model(admin: AdminServices, id: str, body: ModelChanges, audit: Audit) -> AdminModelDetails:
+    """Only for an identifier that is not in `config.yaml`. null removes `fallback` and `sampling`."""
     view = await _created(admin, id)
     spec = _changed(view.served.models[id].spec, body)
     check_known(view, {spec.fallback} if spec.fallback and "fallback" in body.model_fields_set else set())
@@ -149,16 +188,33 @@ async def update_model(admin: AdminServices, id: str, body: ModelChanges, audit:
     return await _details(admin, id)
 
 
-@endpoint("DELETE", "/admin/models/{id}", "Remove an identifier", operation_id="removeModel")
+@endpoint(
+    "DELETE",
+    "/admin/models/{id}",
+    "Remove an identifier",
+    success="The id that is no longer served.",
+    operation_id="removeModel",
+)
 async def remove_model(admin: AdminServices, id: str, audit: Audit) -> Removed:
+    """Only for an identifier that is not in `config.yaml`. Its history and its usage stay."""
     if id in admin.catalogue().configured:
         raise _declared(id)
     await admin.run(commands.RemoveModel(id, audit))
     return Removed(id=id)
 
 
-@endpoint("POST", "/admin/models/{id}/prices", "Set or schedule a price", operation_id="schedulePrice")
+@endpoint(
+    "POST",
+    "/admin/models/{id}/prices",
+    "Set or schedule a price",
+    success="The new price.",
+    operation_id="schedulePrice",
+)
 async def schedule_price(admin: AdminServices, id: str, body: NewPrice, audit: Audit) -> AdminPriceVersion:
+    """A request is billed at the price at which it was admitted, so running requests keep the old price.
+
+    A second price for the same time replaces the first. The price takes precedence over the one in `config.yaml`.
+    """
     view = await ServedView.read(admin)
     view.check_identifier(id)
     at = None if body.effective_at is None else moment(body.effective_at, "effective_at")

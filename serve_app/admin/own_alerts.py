@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.once import Once
 from serve_app.admin.own_account import TAG
-from serve_app.admin.values import Amount, Body, Money, Reply, Time, amount_of
+from serve_app.admin.values import Amount, Body, Money, Reply, Time, amount_of, example
 from serve_app.api import errors
 from serve_app.contracts import notices
 from serve_app.contracts.books import Audit
@@ -21,19 +21,23 @@ from serve_app.webhook_address import BadAddress, pinned
 endpoint = Endpoints(TAG, "managementKey")
 
 AlertKind = Literal["balance", "day", "month", "unusual"]
+_KINDS: Final = "; ".join(f"`{kind}`: {what}" for kind, what in notices.KINDS.items()) + "."
 
 
 class Alert(Reply):
     """An alert: its kind, threshold and target."""
 
-    id: str = Field(validation_alias="alert_id")
-    kind: AlertKind = Field(description="; ".join(f"`{kind}`: {what}" for kind, what in notices.KINDS.items()) + ".")
-    threshold: Money
-    target: str = Field(description="E-mail address, or URL of a webhook.")
+    id: str = Field(validation_alias="alert_id", examples=["alert_5b1f0c9e7a3d42868f0e1c7b2a"])
+    kind: AlertKind = Field(description=_KINDS)
+    threshold: Money = Field(examples=["10.00"])
+    target: str = Field(
+        description="E-mail address, or URL of a webhook.", examples=["https://northwind.example/alerts"]
+    )
     state: str = Field(
-        description="Why the alert last fired: the day (`2026-09-28`) or month (`2026-09`) whose spending reached the "
-        "threshold, or `low` while the balance is below it. Empty: it has not fired, or the balance has recovered. It "
-        "does not fire again for the same value."
+        description="Why the alert last fired: the day (`2026-09-28`) or month (`2026-09`) in which spending reached "
+        "the threshold, or `low` while the balance is below it. Empty: it has not fired, or the balance has recovered. "
+        "It does not fire again for the same value.",
+        examples=[""],
     )
     created_at: Time
 
@@ -41,7 +45,10 @@ class Alert(Reply):
 class NewAlert(Alert):
     """A newly created alert."""
 
-    secret: str | None = Field(description="Signs the webhook's messages; shown only once.")
+    secret: str | None = Field(
+        description="Signs the webhook's messages; shown only once. null for an e-mail address.",
+        examples=["whsec_Zm9yIGRvY3VtZW50YXRpb24gb25seSwgbm8gc2VjcmU="],
+    )
 
 
 class AlertList(Reply):
@@ -51,9 +58,11 @@ class AlertList(Reply):
 
 
 class CreateAlert(Body):
-    """POST /account/alerts."""
+    """A new alert."""
 
-    kind: AlertKind
+    model_config = example(kind="balance", threshold="10.00", target="https://northwind.example/alerts")
+
+    kind: AlertKind = Field(description=_KINDS)
     threshold: Amount
     target: Annotated[
         str,
@@ -63,16 +72,23 @@ class CreateAlert(Body):
     ]
 
 
-@endpoint("GET", "/account/alerts", "List the account's alerts")
+@endpoint("GET", "/account/alerts", "List the account's alerts", success="All alerts of the account, oldest first.")
 async def list_alerts(admin: AdminServices, identity: Identity) -> AlertList:
     found = await admin.run(notices.ListAlerts(identity.account_id))
     return AlertList(data=[Alert.from_fields(one) for one in found])
 
 
-@endpoint("POST", "/account/alerts", "Create an alert", status=201)
+@endpoint(
+    "POST",
+    "/account/alerts",
+    "Create an alert",
+    success="The new alert. The secret of a webhook is in no other reply.",
+    status=201,
+)
 async def create_alert(
     admin: AdminServices, body: CreateAlert, identity: Identity, audit: Audit, once: Once
 ) -> NewAlert:
+    """An account has at most 20 alerts, and they send at most 50 messages in a day (UTC)."""
     is_webhook = notices.is_webhook(body.target)
     if is_webhook:
         try:
@@ -91,7 +107,7 @@ async def create_alert(
     return NewAlert.from_fields(await admin.run(command), secret=secret or None)
 
 
-@endpoint("DELETE", "/account/alerts/{alert_id}", "Remove an alert")
+@endpoint("DELETE", "/account/alerts/{alert_id}", "Remove an alert", success="The removed alert.")
 async def remove_alert(admin: AdminServices, alert_id: str, identity: Identity, audit: Audit) -> Alert:
     for one in await admin.run(notices.ListAlerts(identity.account_id)):
         if one.alert_id == alert_id:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from serve_app import __version__
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.usage import Days, Groups, TokenSums, listed
-from serve_app.admin.values import Money, Reply, Time
+from serve_app.admin.values import Currency, ModelId, Money, Reply, Time
 from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.calls import application_of
@@ -47,28 +47,37 @@ of_service = Endpoints("Service", None)
 class Model(Reply):
     """One identifier."""
 
-    id: str
+    id: ModelId
     object: Literal["model"]
     type: Literal["model"]
-    display_name: str
-    created: int = Field(description="Unix time in seconds.")
-    created_at: Time
-    owned_by: str
+    display_name: ModelId
+    created: int = Field(description="Unix time in seconds.", examples=[_CREATED])
+    created_at: Time = Field(examples=[utc_text(_CREATED)])
+    owned_by: str = Field(examples=["serve-app"])
     lifecycle: Literal["active"]
-    alias_of: str | None = Field(description="The identifier, if `id` is one of its aliases; else null.")
-    aliases: list[str] = Field(
-        description="Other names for requests. A name with a final `*` stands for all names with this beginning."
+    alias_of: str | None = Field(
+        description="The identifier, if `id` is one of its aliases; else null.", examples=[None]
     )
-    context_length: int = Field(ge=1, description="Maximum number of tokens of prompt and reply together.")
-    max_model_len: int = Field(ge=1, description="Same as `context_length`.")
-    max_input_tokens: int = Field(ge=1, description="Same as `context_length`, which counts the reply, too.")
-    max_output_length: int = Field(ge=1, description="Maximum number of tokens of one choice.")
-    max_tokens: int = Field(ge=1, description="Same as `max_output_length`.")
+    aliases: list[str] = Field(
+        description="Other names for requests. A name with a final `*` stands for all names with this beginning.",
+        examples=[["gpt-4o-mini"]],
+    )
+    context_length: int = Field(
+        ge=1, description="Maximum number of tokens of prompt and reply together.", examples=[32_768]
+    )
+    max_model_len: int = Field(ge=1, description="Same as `context_length`.", examples=[32_768])
+    max_input_tokens: int = Field(
+        ge=1, description="Same as `context_length`, which counts the reply, too.", examples=[32_768]
+    )
+    max_output_length: int = Field(ge=1, description="Maximum number of tokens of one choice.", examples=[4096])
+    max_tokens: int = Field(ge=1, description="Same as `max_output_length`.", examples=[4096])
     recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = Field(
-        description="By use. These are recommendations and are not enforced."
+        description="By use. These are recommendations and are not enforced.",
+        examples=[{"coding_and_math": 0.0, "conversation": 1.0}],
     )
     system_fingerprints: list[str] = Field(
-        description="Current values of `system_fingerprint` in replies; empty while no backend answers."
+        description="Current values of `system_fingerprint` in replies; empty while no backend answers.",
+        examples=[["fp_1"]],
     )
 
 
@@ -78,17 +87,17 @@ class ModelList(Reply):
     object: Literal["list"]
     data: list[Model]
     has_more: Literal[False]
-    first_id: str | None
-    last_id: str | None
+    first_id: str | None = Field(examples=["svc-chat"])
+    last_id: str | None = Field(examples=["svc-chat"])
 
 
 class BalanceInfo(Reply):
     """The balance in one currency, without expired grants."""
 
-    currency: str = Field(pattern="^[A-Z]{3}$", description="ISO 4217.")
-    total_balance: Money
-    granted_balance: Money
-    topped_up_balance: Money
+    currency: Currency = Field(pattern="^[A-Z]{3}$", description="ISO 4217.")
+    total_balance: Money = Field(description="Sum of the other two.")
+    granted_balance: Money = Field(description="What is left of the grants.", examples=["2.50"])
+    topped_up_balance: Money = Field(description="What is left of the payments.", examples=["10.00"])
 
 
 class Balance(Reply):
@@ -119,14 +128,14 @@ class Health(Reply):
     """The process is alive."""
 
     status: Literal["alive"]
-    version: str
+    version: str = Field(examples=[__version__])
 
 
 class Ready(Reply):
     """Every identifier has a backend that can reply."""
 
     status: Literal["ready"]
-    backends: list[str] = Field(description="Backends that can reply.")
+    backends: list[str] = Field(description="Backends that can reply.", examples=[["chat-v1"]])
 
 
 @of_models("GET", "/models", "List models", success="The models.")
@@ -159,8 +168,9 @@ async def get_balance(admin: AdminServices, identity: Identity) -> Balance:
     return Balance(is_available=total > 0, balance_infos=[BalanceInfo.model_validate(info)])
 
 
-@of_account("GET", "/user/usage", "Sum your account's usage by group", success="The sums.")
+@of_account("GET", "/user/usage", "Sum your account's usage by group", success="One row for each group.")
 async def get_usage(admin: AdminServices, query: OwnUsageQuery, identity: Identity) -> UsageList:
+    """A request counts on the day in UTC on which it ended. A reply has at most 5,000 rows; more return 422."""
     groups = tuple(query.group_by)
     wanted = commands.SumUsage(identity.account_id, None, None, query.first, query.last, groups, most=MAX_GROUPS)
     return await usage_of(admin, wanted, identity)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
-from serve_app.admin.values import Count, Money, Reply
+from serve_app.admin.values import AccountId, BackendName, Count, KeyId, ModelId, Money, Reply, RequestId
 from serve_app.api.doors import DOORS, door_of
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome
@@ -69,41 +69,54 @@ _Ms = Annotated[float | None, Field(ge=0)]
 class RequestTimings(Reply):
     """Durations in milliseconds; null: the phase was not reached, or its duration is not known."""
 
-    admit_ms: _Ms = Field(description="Time for the limiter's decision.")
-    queue_ms: _Ms = Field(description="Time in the replica's queue.")
-    prefill_ms: _Ms = Field(description="Prefill, up to the first token.")
-    decode_ms: _Ms = Field(description="Generation of the remaining tokens.")
-    settle_ms: _Ms = Field(description="Time until the usage was durable.")
-    first_token_ms: _Ms = Field(description="Time from the request's arrival to the first token.")
-    total_ms: _Ms
+    admit_ms: _Ms = Field(description="Time for the limiter's decision.", examples=[2.0])
+    queue_ms: _Ms = Field(description="Time in the replica's queue.", examples=[8.0])
+    prefill_ms: _Ms = Field(description="Prefill, up to the first token.", examples=[230.0])
+    decode_ms: _Ms = Field(description="Generation of the remaining tokens.", examples=[1600.0])
+    settle_ms: _Ms = Field(description="Time until the usage was durable.", examples=[12.0])
+    first_token_ms: _Ms = Field(description="Time from the request's arrival to the first token.", examples=[240.0])
+    total_ms: _Ms = Field(description="Time from the request's arrival to its end.", examples=[1852.0])
 
 
 class RequestSummary(Reply):
     """A summary of a request. Tokens and price come from the ledger if it has them."""
 
-    request_id: str
-    door: str | None = Field(description="Path of the endpoint, such as `/chat/completions`; null: unknown.")
-    client_request_id: str | None = Field(description="The client's `x-request-id`.")
-    trace_id: str | None
-    time: str = Field(description="Arrival time in UTC.", json_schema_extra={"format": "date-time"})
-    account_id: str | None
-    key_id: str | None
-    model: str | None
-    backend: str | None
-    replica: str | None
-    status: int | None = Field(description="HTTP status of the answer; 499: the client hung up; null: unknown.")
-    code: str | None = Field(description="Error code.")
+    request_id: RequestId
+    door: str | None = Field(
+        description="Path of the endpoint, such as `/chat/completions`; null: unknown.", examples=["/chat/completions"]
+    )
+    client_request_id: str | None = Field(
+        description="The client's `x-request-id`; null: none.", examples=["order-4711"]
+    )
+    trace_id: str | None = Field(description="null: unknown.", examples=["5d41402abc4b2a76b9719d911017c592"])
+    time: str = Field(
+        description="Arrival time in UTC.",
+        json_schema_extra={"format": "date-time"},
+        examples=["2026-11-30T12:00:00.000Z"],
+    )
+    account_id: AccountId | None = Field(description="null: unknown.")
+    key_id: KeyId | None = Field(description="null: unknown.")
+    model: ModelId | None = Field(description="null: the request was refused before its model was known.")
+    backend: BackendName | None = Field(description="null: the request was refused before its backend was known.")
+    replica: str | None = Field(description="null: unknown.", examples=["k3v9qd2x"])
+    status: int | None = Field(
+        description="HTTP status of the answer; 499: the client hung up; null: unknown.", examples=[200]
+    )
+    code: str | None = Field(description="Error code; null: no error.", examples=[None])
     outcome: Literal["completed", "cancelled", "failed"] | None = Field(
         description="Outcome as settled; null: not settled."
     )
-    finish_reason: str | None
-    prompt_tokens: Count
-    cached_tokens: Count = Field(description="Cached part of `prompt_tokens`.")
-    completion_tokens: Count
-    price: Money
+    finish_reason: str | None = Field(description="As in the reply; null: unknown.", examples=["stop"])
+    prompt_tokens: Count = Field(examples=[1200])
+    cached_tokens: Count = Field(description="Cached part of `prompt_tokens`.", examples=[200])
+    completion_tokens: Count = Field(examples=[340])
+    price: Money = Field(description="The amount charged, in the account's currency.", examples=["0.000658"])
     timings: RequestTimings
-    waited_for: str | None = Field(description="Longest phase of the request.")
-    note: str = Field(description="What happened to the request.")
+    waited_for: str | None = Field(
+        description="Longest phase of the request; null: no phase is known.",
+        examples=["the other tokens of the reply (decode), 1,600 ms of 1,852 ms"],
+    )
+    note: str = Field(description="What happened to the request.", examples=["Served."])
 
 
 def request_ids(asked: str, lines: Iterable[Line]) -> list[str]:

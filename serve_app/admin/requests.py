@@ -30,9 +30,23 @@ class RequestStory(Reply):
 
     summary: RequestSummary
     ledger: RequestRecord | None = Field(description="null: not settled, or its month is archived.")
-    log: list[dict[str, Any]] = Field(description="The request's log lines, oldest first.")
+    log: list[dict[str, Any]] = Field(
+        description="The request's log lines, oldest first.",
+        examples=[
+            [
+                {
+                    "time": "2026-11-30T12:00:00.000Z",
+                    "event": "request",
+                    "request_id": "chatcmpl-5d41402abc4b2a76b9719d911017c592",
+                    "model": "svc-chat",
+                    "status": 200,
+                    "total_ms": 1852.0,
+                }
+            ]
+        ],
+    )
     log_complete: bool = Field(description="false: the search stopped before it had read all files.")
-    others: list[str] = Field(description="Other requests with this id, newest first.")
+    others: list[str] = Field(description="Other requests with this id, newest first.", examples=[[]])
 
 
 class TextsQuery(Query):
@@ -44,8 +58,15 @@ class RecentQuery(Page, Filters):
     limit: Annotated[int, INTEGER] = Field(50, ge=1, le=1000, description="Maximum number of rows per page.")
 
 
-@endpoint("GET", "/admin/requests", "List requests, newest first", recorded="read_usage")
+@endpoint(
+    "GET",
+    "/admin/requests",
+    "List requests, newest first",
+    success="A page of requests. It may be short or empty although more follow.",
+    recorded="read_usage",
+)
 async def list_recent(admin: AdminServices, query: RecentQuery) -> RequestPage:
+    """Archived requests are not included. The audit log records the call."""
     since, until = span(query)
     outcome = None if query.status is None else Outcome(query.status)
     wanted = commands.ListRecent(
@@ -55,8 +76,14 @@ async def list_recent(admin: AdminServices, query: RecentQuery) -> RequestPage:
     return RequestPage(data=[RequestRecord.from_record(row) for row in page.rows], next=page.next)
 
 
-@endpoint("GET", "/admin/requests/{request_id}", "Show what happened to a request")
+@endpoint(
+    "GET",
+    "/admin/requests/{request_id}",
+    "Show what happened to a request",
+    success="What the ledger and the log of this gateway's machine know of the request.",
+)
 async def show_request(admin: AdminServices, request_id: str, query: TextsQuery, audit: Audit) -> RequestStory:
+    """Without log lines if the request's log is on another machine. The audit log records the call."""
     if not _ID.fullmatch(request_id):
         raise errors.invalid_parameters("request_id must be 1 to 128 printable ASCII characters", param="request_id")
     found = await _search(admin, request_id)

@@ -60,7 +60,10 @@ def _count() -> Schema:
         "description": "Takes the body of `/responses`. Nothing is generated or billed.",
         "security": [{"apiKey": []}],
         "parameters": responses.parameters("RequestId"),
-        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": REF + NAME}}}},
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": REF + NAME}, "examples": {"text": _EXAMPLES["text"]}}},
+        },
         "responses": {
             "200": responses.json_response("The number of tokens.", ResponseInputTokens.__name__),
             **responses.errors(400, 401, 403, 404, 408, 422, 429, 500, 503),
@@ -109,10 +112,14 @@ def _event() -> Schema:
         "type": "string",
         "contentMediaType": "application/json",
         "contentSchema": {"$ref": f"{REF}{ResponseEventData.__name__}"},
+        "examples": [
+            '{"type":"response.output_text.delta","sequence_number":4,"item_id":"msg_1","output_index":0,'
+            '"content_index":0,"delta":"Hello.","logprobs":[]}'
+        ],
     }
     return {
         "description": "One event of a stream.",
         "type": "object",
-        "properties": {"event": {"type": "string"}, "data": data},
+        "properties": {"event": {"type": "string", "examples": ["response.output_text.delta"]}, "data": data},
         "required": ["event", "data"],
     }

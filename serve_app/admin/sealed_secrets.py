@@ -16,14 +16,22 @@ class SealedSecrets(Reply):
     """The number of stored secrets that are sealed under the current secret key, and of those that are not."""
 
     has_previous: bool = Field(description="Whether the previous secret key is also valid.")
-    current: Count = Field(description="Secrets of one-time codes and webhooks that are sealed under the current key.")
+    current: Count = Field(
+        description="Secrets of one-time codes and webhooks that are sealed under the current key.", examples=[48]
+    )
     outdated: Count = Field(
-        description="Secrets that are not sealed under the current key. A running console reseals them."
+        description="Secrets that are not sealed under the current key. A running console reseals them.", examples=[3]
     )
 
 
-@endpoint("GET", "/admin/sealed-secrets", "Show whether the previous secret key is still needed")
+@endpoint(
+    "GET",
+    "/admin/sealed-secrets",
+    "Show whether the previous secret key is still needed",
+    success="The number of secrets by the key that seals them.",
+)
 async def show_sealed_secrets(admin: AdminServices) -> SealedSecrets:
+    """The previous secret key is needed while `outdated` is above 0."""
     current = outdated = 0
     after: str | None = ""
     while after is not None:

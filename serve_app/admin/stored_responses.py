@@ -31,7 +31,7 @@ CANCEL_POLLS: Final = 40  # they take 10 s: longer than a gateway needs to notic
 class DeletedResponse(Reply):
     """A response that was deleted."""
 
-    id: str
+    id: str = Field(examples=["resp_5d41402abc4b2a76b9719d911017c592"])
     object: Literal["response.deleted"]
     deleted: Literal[True]
 
@@ -64,8 +64,9 @@ async def get_response(admin: AdminServices, response_id: str, query: ResponseQu
     return await _json((await _find(admin, identity, response_id)).response)
 
 
-@endpoint("DELETE", "/responses/{response_id}", "Delete a stored response", success="Deleted.")
+@endpoint("DELETE", "/responses/{response_id}", "Delete a stored response", success="The id of the deleted response.")
 async def delete_response(admin: AdminServices, response_id: str, identity: Identity) -> DeletedResponse:
+    """A deleted response can't be restored. Cancel a response that still runs first."""
     if not await admin.run(commands.DeleteResponse(identity.account_id, response_id)):
         await _find(admin, identity, response_id)
         raise errors.invalid_parameters("response_id: the response still runs. Cancel it first", param="response_id")
@@ -79,6 +80,10 @@ async def delete_response(admin: AdminServices, response_id: str, identity: Iden
     success=responses.json_response("The response: cancelled, or already ended.", models.Response.__name__),
 )
 async def cancel_response(admin: AdminServices, response_id: str, identity: Identity) -> Response:
+    """Only for a response with `background: true`. The call waits up to 10 seconds for the response to end.
+
+    A response that has already ended stays as it is.
+    """
     found = await admin.run(commands.CancelResponse(identity.account_id, response_id))
     if found is None:
         raise _not_found(response_id)

@@ -23,16 +23,20 @@ _FREE: Final = (
 class Tokens(BaseModel):
     """The tokens of a prompt."""
 
-    count: Count = Field(description="Number of tokens.")
-    max_model_len: int = Field(ge=1, description="Maximum number of tokens of prompt and reply together.")
-    tokens: list[Count] = Field(description="Token ids.")
-    token_strs: list[str] | None = Field(description="Names of the tokens; null unless the request asks for them.")
+    count: Count = Field(description="Number of tokens.", examples=[2])
+    max_model_len: int = Field(
+        ge=1, description="Maximum number of tokens of prompt and reply together.", examples=[32_768]
+    )
+    tokens: list[Count] = Field(description="Token ids.", examples=[[19556, 28]])
+    token_strs: list[str] | None = Field(
+        description="Names of the tokens; null unless the request asks for them.", examples=[None]
+    )
 
 
 class TokenText(BaseModel):
     """The text of tokens."""
 
-    prompt: str
+    prompt: str = Field(examples=["Hello,"])
 
 
 REPLIES: Final = (Tokens, TokenText)
@@ -45,8 +49,24 @@ def paths() -> dict[str, Schema]:
         "`add_generation_prompt: false` is not possible with `prefix`."
     )
     return {
-        "/tokenize": {"post": _operation("tokenize", "Convert a text or a conversation to tokens", tokenize, "Tokens")},
-        "/detokenize": {"post": _operation("detokenize", "Convert tokens to text", _FREE, "TokenText")},
+        "/tokenize": {
+            "post": _operation(
+                "tokenize",
+                "Convert a text or a conversation to tokens",
+                tokenize,
+                {"model": "svc-chat", "prompt": "Hello,"},
+                responses.json_response("The tokens and their number.", "Tokens"),
+            )
+        },
+        "/detokenize": {
+            "post": _operation(
+                "detokenize",
+                "Convert tokens to text",
+                _FREE,
+                {"model": "svc-chat", "tokens": [19556, 28]},
+                responses.json_response("The text.", "TokenText"),
+            )
+        },
     }
 
 
@@ -55,8 +75,11 @@ def schemas(chat: Schema, identifiers: Sequence[str]) -> dict[str, Schema]:
     return tokenize_schemas(chat, identifiers)
 
 
-def _operation(name: str, summary: str, description: str, reply: str) -> Schema:
-    body: dict[str, Any] = {"schema": {"$ref": f"{REF}{name.capitalize()}Request"}}
+def _operation(name: str, summary: str, description: str, example: Schema, reply: Schema) -> Schema:
+    body: dict[str, Any] = {
+        "schema": {"$ref": f"{REF}{name.capitalize()}Request"},
+        "examples": {"text": {"summary": "A text", "value": example}},
+    }
     return {
         "operationId": name,
         "tags": ["Tokens"],
@@ -65,5 +88,5 @@ def _operation(name: str, summary: str, description: str, reply: str) -> Schema:
         "security": [{"apiKey": []}],
         "parameters": responses.parameters("RequestId"),
         "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {"200": responses.json_response("The answer.", reply), **responses.errors(*_ERRORS)},
+        "responses": {"200": reply, **responses.errors(*_ERRORS)},
     }

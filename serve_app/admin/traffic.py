@@ -13,7 +13,7 @@ from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.model_replies import AdminModel, described
 from serve_app.admin.served import ServedView, check_ready
 from serve_app.admin.traffic_shares import OnlyBackend, with_share
-from serve_app.admin.values import Body
+from serve_app.admin.values import Body, example
 from serve_app.api import errors
 from serve_app.contracts import served_commands as commands
 from serve_app.contracts.books import Audit
@@ -23,6 +23,7 @@ endpoint = Endpoints("Operator: Models", "operatorKey")
 
 _Backend = Annotated[str, Field(min_length=1, max_length=100)]
 _ONE: Final = "/admin/models/{id}"
+_SUCCESS: Final = "The identifier with its new weights."
 
 
 class TrafficChange(Body):
@@ -35,7 +36,9 @@ class TrafficChange(Body):
 
 
 class NewWeights(TrafficChange):
-    """POST /admin/models/{id}/traffic."""
+    """New weights of all backends."""
+
+    model_config = example(weights={"chat-v1": 90, "chat-v2": 10}, reason="Compare chat-v2")
 
     weights: Annotated[dict[_Backend, Annotated[int, Field(ge=0, le=1_000_000)]], Field(max_length=100)] = Field(
         description="Weights by backend. Empty: restore the weights of `config.yaml`."
@@ -43,24 +46,37 @@ class NewWeights(TrafficChange):
 
 
 class Canary(TrafficChange):
-    """POST /admin/models/{id}/canary."""
+    """A backend's share of the requests."""
+
+    model_config = example(backend="chat-v2", share=5, reason="Try chat-v2")
 
     backend: _Backend
     share: Annotated[float, Field(ge=0, le=100)] = Field(description="Percentage of the requests.")
 
 
 class Promotion(TrafficChange):
-    """POST /admin/models/{id}/promote."""
+    """The backend that gets all requests."""
+
+    model_config = example(backend="chat-v2", reason="chat-v2 is as fast as chat-v1")
 
     backend: _Backend
 
 
 class Rollback(TrafficChange):
-    """POST /admin/models/{id}/rollback."""
+    """The reason for the rollback."""
+
+    model_config = example(reason="chat-v2 fails more often")
 
 
-@endpoint("POST", f"{_ONE}/canary", "Give a backend a share of the requests", operation_id="setCanary")
+@endpoint(
+    "POST",
+    f"{_ONE}/canary",
+    "Give a backend a share of the requests",
+    success=_SUCCESS,
+    operation_id="setCanary",
+)
 async def set_canary(admin: AdminServices, id: str, body: Canary, audit: Audit) -> AdminModel:
+    """The other backends divide the rest as before. A backend that gets more requests than before must be ready."""
     view = await _read(admin, id)
     try:
         weights = with_share(view.weights(id), body.backend, body.share)
@@ -71,20 +87,29 @@ async def set_canary(admin: AdminServices, id: str, body: Canary, audit: Audit) 
     return await _set(admin, view, id, weights, body, audit)
 
 
-@endpoint("POST", f"{_ONE}/promote", "Give a backend all requests", operation_id="promoteBackend")
+@endpoint("POST", f"{_ONE}/promote", "Give a backend all requests", success=_SUCCESS, operation_id="promoteBackend")
 async def promote_backend(admin: AdminServices, id: str, body: Promotion, audit: Audit) -> AdminModel:
+    """The backend must be ready. A rollback restores the weights from before the roll-out."""
     view = await _read(admin, id)
     return await _set(admin, view, id, {body.backend: 100}, body, audit)
 
 
-@endpoint("POST", f"{_ONE}/traffic", "Set the weights of all backends", operation_id="setTraffic")
+@endpoint("POST", f"{_ONE}/traffic", "Set the weights of all backends", success=_SUCCESS, operation_id="setTraffic")
 async def set_traffic(admin: AdminServices, id: str, body: NewWeights, audit: Audit) -> AdminModel:
+    """A backend that is not named gets no requests. One that gets more requests than before must be ready."""
     view = await _read(admin, id)
     return await _set(admin, view, id, body.weights, body, audit)
 
 
-@endpoint("POST", f"{_ONE}/rollback", "Restore the weights from before the roll-out", operation_id="rollBackTraffic")
+@endpoint(
+    "POST",
+    f"{_ONE}/rollback",
+    "Restore the weights from before the roll-out",
+    success=_SUCCESS,
+    operation_id="rollBackTraffic",
+)
 async def roll_back(admin: AdminServices, id: str, body: Rollback, audit: Audit) -> AdminModel:
+    """A second rollback goes back one more roll-out. At least one of the backends to restore must be ready."""
     view = await _read(admin, id)
     before = view.served.before.get(id)
     if not view.traffic_version(id):

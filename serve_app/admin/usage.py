@@ -13,7 +13,24 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from starlette.types import Send
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import INTEGER, Count, Day, Instant, Money, PerMillion, Query, Reply, Schema, moment
+from serve_app.admin.values import (
+    INTEGER,
+    AccountId,
+    BackendName,
+    Count,
+    Day,
+    Instant,
+    KeyId,
+    ModelId,
+    Money,
+    Next,
+    PerMillion,
+    Query,
+    Reply,
+    RequestId,
+    Schema,
+    moment,
+)
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts import commands
@@ -29,19 +46,19 @@ endpoint = Endpoints("Operator: Usage", "operatorKey")
 
 class Groups(Reply):
     day: Day | None = None
-    model: str | None = None
-    account_id: str | None = None
-    key_id: str | None = None
-    tag: str | None = Field(None, description="Empty: keys without a tag.")
+    model: ModelId | None = None
+    account_id: AccountId | None = None
+    key_id: KeyId | None = None
+    tag: str | None = Field(None, description="Empty: keys without a tag.", examples=["website"])
 
 
 class TokenSums(Reply):
-    requests: Count
-    prompt_tokens: Count
-    cached_tokens: Count = Field(description="Cached part of `prompt_tokens`.")
-    completion_tokens: Count
-    total_tokens: Count
-    charged: Money
+    requests: Count = Field(examples=[1280])
+    prompt_tokens: Count = Field(examples=[1_536_000])
+    cached_tokens: Count = Field(description="Cached part of `prompt_tokens`.", examples=[256_000])
+    completion_tokens: Count = Field(examples=[435_200])
+    total_tokens: Count = Field(description="Sum of prompt and completion tokens.", examples=[1_971_200])
+    charged: Money = Field(examples=["0.84224"])
 
     @classmethod
     def from_row(cls, row: UsageRow) -> Self:
@@ -61,24 +78,27 @@ class AdminUsage(Reply):
 class RequestRecord(Reply):
     """A request as billed."""
 
-    request_id: str
-    account_id: str
-    key_id: str
-    model: str
-    backend: str
-    outcome: Literal["completed", "cancelled", "failed"]
+    request_id: RequestId
+    account_id: AccountId
+    key_id: KeyId
+    model: ModelId
+    backend: BackendName
+    outcome: Literal["completed", "cancelled", "failed"] = Field(
+        description="`cancelled`: the client disconnected, or its stream failed; what was produced is billed. "
+        "`failed`: the service failed; nothing is billed."
+    )
     started_at: Instant
-    finished_at: Instant
-    settled_at: Instant
-    prompt_tokens: Count
-    cached_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
+    finished_at: Instant = Field(examples=["2026-11-30T12:00:01.840Z"])
+    settled_at: Instant = Field(description="When it was billed, in UTC.", examples=["2026-11-30T12:00:01.852Z"])
+    prompt_tokens: Count = Field(examples=[1200])
+    cached_tokens: Count = Field(description="Cached part of `prompt_tokens`.", examples=[200])
+    completion_tokens: Count = Field(examples=[340])
+    total_tokens: Count = Field(description="Sum of prompt and completion tokens.", examples=[1540])
     price_input: PerMillion
-    price_cached_input: PerMillion
-    price_output: PerMillion
-    charged: Money
-    uncollected: Money = Field(description="Amount that the balance did not cover.")
+    price_cached_input: PerMillion = Field(examples=["0.07"])
+    price_output: PerMillion = Field(examples=["1.10"])
+    charged: Money = Field(examples=["0.000658"])
+    uncollected: Money = Field(description="Amount that the balance did not cover.", examples=["0.00"])
 
     @classmethod
     def from_record(cls, row: UsageRecord) -> RequestRecord:
@@ -96,7 +116,7 @@ class RequestPage(Reply):
     """A page of requests."""
 
     data: list[RequestRecord]
-    next: str | None = Field(description="Pass as `after` to get the next page; null on the last page.")
+    next: Next
 
 
 class OwnFilters(Query):
@@ -192,8 +212,9 @@ class Download(StreamingResponse):
             logger.warning("an export was cut: %s", error)
 
 
-@endpoint("GET", "/admin/usage", "Sum usage by group")
+@endpoint("GET", "/admin/usage", "Sum usage by group", success="One row for each group with requests.")
 async def sum_usage(admin: AdminServices, query: SumQuery) -> AdminUsage:
+    """A request counts on the day in UTC on which it ended."""
     groups = tuple(query.group_by)
     rows = await admin.run(
         commands.SumUsage(query.account, query.key, query.model, query.first, query.last, groups, query.tag)
@@ -201,8 +222,15 @@ async def sum_usage(admin: AdminServices, query: SumQuery) -> AdminUsage:
     return AdminUsage(data=[AdminUsageSums.from_row(row) for row in rows])
 
 
-@endpoint("GET", "/admin/usage/requests", "List requests as billed", recorded="read_usage")
+@endpoint(
+    "GET",
+    "/admin/usage/requests",
+    "List requests as billed",
+    success="A page of requests, by account and then oldest first.",
+    recorded="read_usage",
+)
 async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPage:
+    """The audit log records the call."""
     since, until = span(query)
     wanted = commands.ListUsage(
         query.account, query.key, query.model, since, until, query.after, query.limit, query.tag
@@ -212,6 +240,7 @@ async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPa
 
 @endpoint("GET", "/admin/usage/export", "Export all requests as billed", success=_FILE, recorded="export_usage")
 async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
+    """The file has the fields of `/admin/usage/requests`. The audit log records the call."""
     wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE, query.tag)
     pages = _pages(admin, wanted)
     first = await anext(pages)  # read before the response begins: a failure then still sets the HTTP status

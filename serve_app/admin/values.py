@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
 
 from serve_app.api import errors
 from serve_app.contracts.errors import LedgerError
@@ -23,6 +23,11 @@ class Body(BaseModel):
     """A request's body. Unknown fields and wrong types are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def example(**given: Any) -> ConfigDict:
+    """Returns the `model_config` of a body with this example, which the document shows as the request to send."""
+    return ConfigDict(json_schema_extra={"examples": [given]})
 
 
 class Query(BaseModel):
@@ -48,16 +53,41 @@ def _from_number(convert: Callable[[Any], str]) -> BeforeValidator:
 Money = Annotated[
     str,
     _from_number(format_amount),
-    Field(pattern=r"^-?[0-9]+\.[0-9]{2,9}$", description="An exact decimal in the account's currency."),
+    Field(
+        pattern=r"^-?[0-9]+\.[0-9]{2,9}$",
+        description="An exact decimal in the account's currency.",
+        examples=["12.50"],
+    ),
 ]
 PerMillion = Annotated[
-    str, _from_number(format_price), Field(pattern=r"^[0-9]+\.[0-9]{2,3}$", description="Per million tokens.")
+    str,
+    _from_number(format_price),
+    Field(pattern=r"^[0-9]+\.[0-9]{2,3}$", description="Per million tokens.", examples=["0.27"]),
 ]
-_UTC: Final = Field(json_schema_extra={"format": "date-time"}, description="In UTC.")
-Time = Annotated[str, _from_number(utc_text), _UTC]
-Instant = Annotated[str, _from_number(partial(utc_text, precision="milliseconds")), _UTC]
-Day = Annotated[str, Field(json_schema_extra={"format": "date"}, description="In UTC.")]
+_DATE_TIME: Final[Schema] = {"format": "date-time"}
+Time = Annotated[
+    str,
+    _from_number(utc_text),
+    Field(json_schema_extra=_DATE_TIME, description="In UTC.", examples=["2026-11-30T12:00:00Z"]),
+]
+Instant = Annotated[
+    str,
+    _from_number(partial(utc_text, precision="milliseconds")),
+    Field(json_schema_extra=_DATE_TIME, description="In UTC.", examples=["2026-11-30T12:00:00.000Z"]),
+]
+Day = Annotated[str, Field(json_schema_extra={"format": "date"}, description="In UTC.", examples=["2026-11-30"])]
 Count = Annotated[int, Field(ge=0)]
+AccountId = Annotated[str, Field(examples=["acct_7k2m9x4q1v8d3n6p5w0r"])]
+AccountName = Annotated[str, Field(examples=["Northwind Traders"])]
+KeyId = Annotated[str, Field(examples=["key_3h8t5c0n7z2b9g4m6s1x"])]
+RequestId = Annotated[str, Field(examples=["chatcmpl-5d41402abc4b2a76b9719d911017c592"])]
+ModelId = Annotated[str, Field(examples=["svc-chat"])]
+BackendName = Annotated[str, Field(examples=["chat-v1"])]
+Currency = Annotated[str, Field(examples=["USD"])]
+Next = Annotated[
+    str | None,
+    Field(description="Pass as `after` to get the next page; null on the last page.", examples=[None]),
+]
 
 # For queries, where every value is text.
 INTEGER = BeforeValidator(lambda text: int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text)
@@ -81,11 +111,14 @@ def limits_in(base: type[BaseModel], names: Sequence[str], *, nullable: bool = T
     In a body, each limit is optional and may be null. In a reply, it is an integer, or null if `nullable`.
     """
     declared = get_type_hints(Contract, include_extras=True)
+    schemas = TypeAdapter(Contract).json_schema()["properties"]
     kinds: dict[str, Any] = {}
     for name in names:
-        kinds[name] = (
-            (declared[name] | None, None) if issubclass(base, Body) else (int | None if nullable else int, ...)
-        )
+        shown: Schema = {"description": schemas[name].get("description"), "examples": [schemas[name]["default"]]}
+        if issubclass(base, Body):
+            kinds[name] = (declared[name] | None, Field(None, **shown))
+        else:
+            kinds[name] = (int | None if nullable else int, Field(**shown))
     return create_model("Limits", __base__=base, **kinds)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from serve_app.api.completions_request import MAX_CHOICES
 from serve_app.api.reply_models import Count, Created, Fingerprint, Model, Usage
@@ -53,6 +53,30 @@ class CompletionChoice(BaseModel):
 
 class Completion(BaseModel):
     """A complete reply."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "cmpl-5d41402abc4b2a76b9719d911017c592",
+                    "object": "text_completion",
+                    "created": 1796040000,
+                    "model": "svc-chat",
+                    "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}],
+                    "usage": {
+                        "prompt_tokens": 5,
+                        "completion_tokens": 2,
+                        "total_tokens": 7,
+                        "prompt_tokens_details": {"cached_tokens": 0},
+                        "prompt_cache_hit_tokens": 0,
+                        "prompt_cache_miss_tokens": 5,
+                        "completion_tokens_details": {"reasoning_tokens": 0},
+                    },
+                    "system_fingerprint": "fp_1",
+                }
+            ]
+        }
+    )
 
     id: CompletionId
     object: Literal["text_completion"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0)]
 StopReason = Annotated[
@@ -18,7 +18,7 @@ StopReason = Annotated[
         "waits for the results of its calls."
     ),
 ]
-StopSequence = Annotated[str | None, Field(description="The stop sequence that ended the reply.")]
+StopSequence = Annotated[str | None, Field(description="The stop sequence that ended the reply; null: none.")]
 
 
 class OutputTokensDetails(BaseModel):
@@ -79,6 +79,29 @@ class MessageHead(BaseModel):
 
 class MessageReply(MessageHead):
     """A complete reply."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "msg_5d41402abc4b2a76b9719d911017c592",
+                    "type": "message",
+                    "role": "assistant",
+                    "model": "svc-chat",
+                    "content": [{"type": "text", "text": "Hello! How can I help?"}],
+                    "stop_reason": "end_turn",
+                    "stop_sequence": None,
+                    "usage": {
+                        "input_tokens": 9,
+                        "cache_creation_input_tokens": 0,
+                        "cache_read_input_tokens": 0,
+                        "output_tokens": 7,
+                        "output_tokens_details": {"thinking_tokens": 0},
+                    },
+                }
+            ]
+        }
+    )
 
     content: list[ReplyBlock]
     stop_reason: StopReason
@@ -184,7 +207,7 @@ class Ping(BaseModel):
 class TokenCount(BaseModel):
     """The number of prompt tokens that a message would be billed for, including cached tokens."""
 
-    input_tokens: Count
+    input_tokens: Count = Field(examples=[9])
 
 
 EVENTS = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from serve_app.api.reply_models import Count, TokenLogprob
 
@@ -120,6 +120,59 @@ class ResponseReasoningOptions(BaseModel):
 class Response(BaseModel):
     """A response. It repeats fields of the request."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "resp_5d41402abc4b2a76b9719d911017c592",
+                    "object": "response",
+                    "created_at": 1796040000,
+                    "status": "completed",
+                    "background": False,
+                    "error": None,
+                    "incomplete_details": None,
+                    "instructions": None,
+                    "max_output_tokens": None,
+                    "max_tool_calls": None,
+                    "metadata": {},
+                    "model": "svc-chat",
+                    "output": [
+                        {
+                            "id": "msg_5d41402abc4b2a76b9719d911017c592",
+                            "type": "message",
+                            "status": "completed",
+                            "role": "assistant",
+                            "content": [{"type": "output_text", "text": "Hello.", "annotations": [], "logprobs": []}],
+                        }
+                    ],
+                    "parallel_tool_calls": True,
+                    "previous_response_id": None,
+                    "prompt_cache_key": None,
+                    "reasoning": {"effort": None, "summary": None},
+                    "safety_identifier": None,
+                    "service_tier": "default",
+                    "store": True,
+                    "system_fingerprint": "fp_1",
+                    "temperature": 1.0,
+                    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+                    "tool_choice": "auto",
+                    "tools": [],
+                    "top_logprobs": 0,
+                    "top_p": 1.0,
+                    "truncation": "disabled",
+                    "usage": {
+                        "input_tokens": 12,
+                        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                        "output_tokens": 2,
+                        "output_tokens_details": {"reasoning_tokens": 0},
+                        "total_tokens": 14,
+                    },
+                    "user": None,
+                }
+            ]
+        }
+    )
+
     id: Annotated[str, Field(pattern="^resp_", description="Id of the response, also in logs and exports.")]
     object: Literal["response"]
     created_at: int = Field(description="Unix time in seconds.")
@@ -157,21 +210,33 @@ class ResponseItemList(BaseModel):
     """A page of input items."""
 
     object: Literal["list"]
-    data: list[dict[str, Any]] = Field(description="Items as they were sent, with an `id` and all required fields.")
-    first_id: str = Field(description="Empty if there are no items.")
-    last_id: str = Field(description="Empty if there are no items.")
-    has_more: bool
+    data: list[dict[str, Any]] = Field(
+        description="Items as they were sent, with an `id` and all required fields.",
+        examples=[
+            [
+                {
+                    "id": "msg_0cc175b9c0f1b6a831c399e269772661",
+                    "type": "message",
+                    "role": "user",
+                    "content": [{"type": "input_text", "text": "Say hello."}],
+                }
+            ]
+        ],
+    )
+    first_id: str = Field(description="Empty if there are no items.", examples=["msg_0cc175b9c0f1b6a831c399e269772661"])
+    last_id: str = Field(description="Empty if there are no items.", examples=["msg_0cc175b9c0f1b6a831c399e269772661"])
+    has_more: bool = Field(description="Whether there are more items after `last_id`.", examples=[False])
 
 
 class ResponseInputTokens(BaseModel):
     """The number of tokens that a request would be billed for as input."""
 
     object: Literal["response.input_tokens"]
-    input_tokens: Count
+    input_tokens: Count = Field(examples=[12])
 
 
 class ResponseEventData(BaseModel):
     """The data of one event of a stream. Other fields depend on its type."""
 
-    type: str = Field(description="The same as the event's name.")
+    type: str = Field(description="The same as the event's name.", examples=["response.output_text.delta"])
     sequence_number: Count

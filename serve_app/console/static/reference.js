@@ -38,6 +38,7 @@ document.addEventListener("change", (event) => {
   take();
 });
 
+const SHORT = 400; // characters of a description that is not folded
 const KEYS = { apiKey: "an API key", managementKey: "a management key", operatorKey: "the operator key" };
 // Arranges the document for the viewer: one table of the errors, rules of an operation folded, and one base URL.
 function arranged(document) {
@@ -50,7 +51,8 @@ function arranged(document) {
       statuses.push(status);
       delete operation.responses[status];
     }
-    const rules = operation.description ? `<details><summary>Notes</summary>\n\n${operation.description}\n\n</details>\n\n` : "";
+    const text = operation.description ?? "";
+    const rules = text.length > SHORT ? `<details><summary>Notes</summary>\n\n${text}\n\n</details>\n\n` : text && `${text}\n\n`;
     const key = KEYS[Object.keys(operation.security?.[0] ?? {})[0]];
     const facts = [key && `Needs ${key}.`, statuses.length && `[Errors](#section/Errors): ${statuses.join(", ")}`];
     operation.description = rules + facts.filter(Boolean).join(" ");
