@@ -23,6 +23,8 @@ _OF_OPENAI: Final = {
     "get /models/{id}": "models.retrieve",
 }
 _OF_ANTHROPIC: Final = {"post /messages": "messages.create"}
+#: Bodies of operations that have no example in the document.
+_BODIES: Final[Mapping[str, Any]] = {"post /responses/input_tokens": {"model": "svc-chat", "input": "Say hello."}}
 _PLACES: Final = {"id": "svc-chat", "month": "2026-11", "name": "chat-v1"}
 
 
@@ -36,7 +38,7 @@ def add_code_samples(document: Schema) -> Schema:
 
 
 def _samples(method: str, path: str, operation: Schema, document: Schema) -> Iterator[dict[str, str]]:
-    body = _body(operation, document)
+    body = _BODIES.get(f"{method} {path}") or _body(operation, document)
     key = next((_KEYS[name] for one in operation["security"] for name in one), None)
     address = re.sub(r"{(\w+)}", lambda found: _PLACES.get(found[1], found[1].upper()), path)
     call = f"{method} {path}"

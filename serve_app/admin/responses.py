@@ -120,8 +120,7 @@ HEADERS: Final[Mapping[str, Schema]] = {
     },
     "server-timing": {
         "description": "W3C Server Timing, in milliseconds: admit, queue, prefill, decode, settle (as far as they have "
-        "ended when the reply begins), and total.",
-        "required": True,
+        "ended when the reply begins), and total. Absent from the first reply to a background response.",
         "schema": {"type": "string"},
     },
     "idempotency-replayed": {

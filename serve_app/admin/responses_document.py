@@ -62,7 +62,7 @@ def _count() -> Schema:
         "parameters": responses.parameters("RequestId"),
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": {"$ref": REF + NAME}, "examples": {"text": _EXAMPLES["text"]}}},
+            "content": {"application/json": {"schema": {"$ref": REF + NAME}}},
         },
         "responses": {
             "200": responses.json_response("The number of tokens.", ResponseInputTokens.__name__),

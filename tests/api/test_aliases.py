@@ -56,9 +56,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"a": ["x"], "b": ["x"]}, "x is already an alias of a"),
     ({"a": ["x", "x"]}, "x is already an alias of a"),
     ({"a": ["x*y"]}, "may end with"),
-    ({"a": [""]}, "1 to 99"),
-    ({"a": ["x" * 101]}, "1 to 99"),
-    ({"a": ["x y"]}, "1 to 99"),
+    ({"a": [""]}, "begins with a letter or digit"),
+    ({"a": ["x" * 101]}, "begins with a letter or digit"),
+    ({"a": ["x y"]}, "begins with a letter or digit"),
     ({"a": [f"x{n}" for n in range(51)]}, "at most 50"),
 ]
 
