@@ -32,7 +32,10 @@ _MAX_USES: Final = 50  # maximum number of recommended temperatures
 def create_model(transaction: Transaction, wanted: CreateModel, now: float) -> ServedModel:
     connection, identifier = transaction.connection, wanted.identifier
     if not isinstance(identifier, str) or not _IDENTIFIER.fullmatch(identifier):
-        raise InvalidValue(f"{identifier!r}: an identifier has 1 to 100 letters, digits, dots, dashes and underscores")
+        raise InvalidValue(
+            f"{identifier!r}: an identifier has 1 to 100 letters, digits, dots, dashes and underscores, and begins "
+            "with a letter or digit"
+        )
     weights = check_weights(wanted.weights)
     if not weights:
         raise InvalidValue(f"weights of {identifier}: at least one backend needs a weight above 0")

@@ -228,7 +228,8 @@ class Stripe:
         if dispute["status"] == "won" and (number == 1 or not cents):
             cents = dispute["amount"]
         if not cents:
-            logger.warning("%s: what was reinstated is in another currency, correct it by hand", dispute["id"])
+            told = "%s: the reinstated amount is unknown or in another currency: correct the balance by hand"
+            logger.warning(told, dispute["id"])
             return None
         withdrawal, account_id = _text(dispute["id"]), _text(metadata["account_id"])
         reference = _numbered(f"{withdrawal} reinstated", number)

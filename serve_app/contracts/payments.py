@@ -38,12 +38,12 @@ ReturnKind = Literal["refund", "chargeback", "reinstatement"]
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A payment was refunded or charged back, or a chargeback was reinstated."""
+    """A payment was refunded or charged back, or a chargeback was reversed."""
 
     account_id: str
     amount: int
     reference: str  # id of this return
-    reverses: str  # reference of the payment, or of the chargeback that is reinstated
+    reverses: str  # reference of the payment, or of the chargeback that is reversed
     kind: ReturnKind = "refund"
     reported_at: float = 0.0  # when the provider first reported it
 

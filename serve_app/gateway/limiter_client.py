@@ -239,7 +239,7 @@ class _Shard:
         # only the keys that are being looked up.
         self._look_ups: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._renewing: asyncio.Task[None] | None = None
-        # Requests whose holds are posted in the ledger. None: unknown, as at the start: limiters also post holds.
+        # Requests whose holds are posted in the ledger. None: unknown, as at the start: limiters post holds, too.
         self._posted: frozenset[str] | None = None
         self._posted_at = 0.0
         self._posted_under = 0  # the epoch when the holds were posted
@@ -342,7 +342,10 @@ class _Shard:
             logger.warning("release of %s did not reach the limiter: %s", release.request_id, error)
 
     async def _renew(self) -> bool:
-        """Renews all holds, and announces those that the limiter does not know. Returns whether the limiter admits."""
+        """Renews all holds, and announces those that the limiter does not know. Returns whether the limiter admits.
+
+        If the numbers of shards differ, renews nothing and returns True.
+        """
         client, holder = self._client, self._client.holder
         beat = Renew(holder, tuple(self.open), self._shards, client.open_requests, client.spool)
         answer = await self._asks.submit(beat)

@@ -63,7 +63,7 @@ class Reply:
     def produced(self) -> Finished:
         """The billable usage so far: each prompt once, and the output of all choices.
 
-        A prompt after the first one counts once it has output.
+        A prompt after the first one counts only when it has output.
         """
         return Finished(
             self._reason,

@@ -1,6 +1,6 @@
-"""Encodes clients' text without control tokens, such as the marker that ends a message.
+"""Encodes clients' text so that it yields no control tokens, such as the marker that ends a message.
 
-If such text contains a control token's name, the name is encoded as ordinary tokens.
+If the text contains a control token's name, the name is encoded as ordinary tokens.
 """
 
 from __future__ import annotations

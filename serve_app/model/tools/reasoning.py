@@ -1,9 +1,9 @@
 """Separates a reply's reasoning from its content, as it arrives.
 
 Reasoning is at the beginning of the reply, between two markers. The template may have written the first marker already.
-Markers after that are content: the model may explain them. White space next to a marker is dropped with it; every other
-character is returned exactly once. Sources: the chat templates of Qwen/Qwen3-8B and QwQ-32B, deepseek-ai/DeepSeek-R1
-and DeepSeek-V3.1, mistralai/Magistral-Small-2509 and CohereForAI/c4ai-command-r7b.
+Markers after the reasoning are content, because the model may explain them. White space next to a marker is dropped
+with it; every other character is returned exactly once. Sources: the chat templates of Qwen/Qwen3-8B and QwQ-32B,
+deepseek-ai/DeepSeek-R1 and DeepSeek-V3.1, mistralai/Magistral-Small-2509 and CohereForAI/c4ai-command-r7b.
 """
 
 from __future__ import annotations
