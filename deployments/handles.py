@@ -359,9 +359,9 @@ async def _answer(response: DeploymentResponse[Any]) -> str | None:
 def _retrieve_error(answer: asyncio.Future[str | None]) -> None:
     """Marks a call's error as seen, and frees what a cancelled call refers to.
 
-    After a hang-up, nothing waits for the call any more, and Serve ends it with RequestCancelledError. Python would log
-    an error that nobody has seen, with its traceback, when the garbage collector frees it. The traceback of the
-    CancelledError behind it is part of a reference cycle with all objects of the call.
+    After a hang-up, nothing waits for the call any more, and Serve ends it with RequestCancelledError. Python logs an
+    unseen error with its traceback while the garbage collector runs. The CancelledError behind it keeps, through its
+    own traceback, all objects of the call in a reference cycle.
     """
     error = None if answer.cancelled() else answer.exception()
     if isinstance(error, RequestCancelledError) and error.__context__ is not None:

@@ -113,7 +113,7 @@ class Account(OwnAccount):
     """An account as operators see it."""
 
     status: Literal["active", "suspended"]
-    weight: int = Field(description="The account's weight relative to other accounts under pressure.", examples=[100])
+    weight: int = Field(description="Share of a backend under pressure, relative to other accounts.", examples=[100])
     pressure: list[Pressed] = Field(description="Backends that limit the account now.", examples=[[]])
     contract: Contract
     usage: AccountUsage

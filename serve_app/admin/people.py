@@ -107,7 +107,7 @@ class SuspendPerson(Body):
 
 
 class ResetPerson(Body):
-    """What to reset."""
+    """The person, and the parts of the sign-in to reset."""
 
     model_config = example(email=_EXAMPLE)
 

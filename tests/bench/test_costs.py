@@ -78,4 +78,4 @@ def test_the_table_has_the_mean_of_the_pairs_with_its_standard_error() -> None:
 
 
 def test_a_few_pairs_have_no_error() -> None:
-    assert "±" not in costs.markdown(results(0.98, 0.96)).partition("standard error |")[2]
+    assert "±" not in costs.markdown(results(0.98, 0.96)).rpartition("standard error |")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from typing import Any
@@ -271,7 +272,7 @@ async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.Monkey
         assert handle.response.was_cancelled
 
 
-async def test_a_hang_up_leaves_no_error_that_nobody_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hang_up_leaves_neither_a_cycle_nor_an_unseen_error(monkeypatch: pytest.MonkeyPatch) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
 
@@ -279,18 +280,26 @@ async def test_a_hang_up_leaves_no_error_that_nobody_has_seen(monkeypatch: pytes
         async def _answer(self) -> Any:
             try:
                 await super()._answer()
-            except asyncio.CancelledError:
-                raise RequestCancelledError("r") from None  # as Serve does
+            except asyncio.CancelledError as error:
+                self.seen = error  # as Serve's objects do: error, traceback, frame and response are a cycle
+                raise RequestCancelledError("r") from None
 
     handle = Handle()
     handle.response = Cancelled(asyncio.Event())
     task = asyncio.ensure_future(received(backends(monkeypatch, handle)))
     await handle.response.waits.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    for _ in range(3):
-        await asyncio.sleep(0)
+    gc.collect()
+    gc.disable()
+    try:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(3):
+            await asyncio.sleep(0)
+        response, handle.response, task = weakref.ref(handle.response), Response(), None
+        assert response() is None
+    finally:
+        gc.enable()
     gc.collect()
     assert not unseen
 

@@ -124,3 +124,18 @@ async def test_long_work_of_an_account_waits_for_its_own_alone(what: dict[str, A
     gate.set()
     await asyncio.gather(first, second)
     assert begun == 2
+
+
+async def test_after_a_long_prompt_an_accounts_next_one_waits_three_times_as_long() -> None:
+    made, now = Made(), iter([0.0, 0.02])
+    made.replica._aside._clock = lambda: next(now)
+    loop, asked = asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+    loop.call_later = lambda delay, *args, **more: asked.append(delay) or call_later(0, *args, **more)  # type: ignore[method-assign]
+    try:
+        await made.all(content="x" * (SHORT + 1))
+        while not asked:
+            await asyncio.sleep(0.001)
+    finally:
+        loop.call_later = call_later  # type: ignore[method-assign]
+    assert asked == [pytest.approx(0.06)]
