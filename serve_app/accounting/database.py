@@ -44,6 +44,11 @@ _FORGET_REVISION = text("DELETE FROM alembic_version")
 _MIGRATION_LOCK = 0x6C6564676572  # "ledger": the PostgreSQL advisory lock under which one process migrates
 _MIGRATION_S = 3600.0
 
+# A deferred transaction that reads and then writes can fail at once, despite the timeout.
+_WRITE = "BEGIN IMMEDIATE"
+# SQLite can rewrite a table only with foreign keys off, and cannot turn them off inside a transaction.
+_MIGRATE = ("PRAGMA foreign_keys = OFF", _WRITE)
+
 #: Deadline of this thread's operation, in seconds of the monotonic clock.
 _ends_at: ContextVar[float] = ContextVar("_ends_at", default=math.inf)
 
@@ -82,7 +87,6 @@ class Database:
         self._under_way: dict[object, float] = {}  # deadline of each operation
         self.engine = _engine(_url(url), wait_s, timeout_s)
         is_sqlite = self.engine.dialect.name == "sqlite"
-        self._writes = self.engine.execution_options(ledger_writes=True)
         self._reads = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         # SQLite's writers poll for its lock; threads of one process queue here instead.
         self._turn: contextlib.AbstractContextManager[Any] = threading.Lock() if is_sqlite else contextlib.nullcontext()
@@ -98,7 +102,7 @@ class Database:
 
         A read that may take longer than other operations passes a `timeout_s`.
         """
-        with _availability(), self._bounded(timeout_s), self._reads.connect() as connection, connection.begin():
+        with _availability(), self._bounded(timeout_s), _begun(self._reads) as connection:
             if timeout_s is not None:
                 _allow(connection, timeout_s)
             yield connection
@@ -110,7 +114,7 @@ class Database:
         Raises LedgerUnavailable if the database does not answer. If the commit itself gets no answer, its outcome
         is unknown. Every write therefore has an id and can be repeated with it.
         """
-        with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
+        with _availability(), self._bounded(), self._turn, _begun(self.engine, _WRITE) as connection:
             last = connection.execute(_LAST).one()
             transaction = Transaction(connection, last.version, last.entry, last.audit)
             yield transaction
@@ -124,7 +128,7 @@ class Database:
 
         On PostgreSQL, it does not wait for other writers. Raises LedgerUnavailable if the database does not answer.
         """
-        with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
+        with _availability(), self._bounded(), self._turn, _begun(self.engine, _WRITE) as connection:
             yield connection
 
     def migrate(self) -> None:
@@ -136,8 +140,7 @@ class Database:
         if self._fits(self._revision()):
             return
         try:
-            migrates = self._writes.execution_options(ledger_migrates=True)
-            with _availability(), self._bounded(_MIGRATION_S), migrates.begin() as connection:
+            with _availability(), self._bounded(_MIGRATION_S), _begun(self.engine, *_MIGRATE) as connection:
                 _allow(connection, _MIGRATION_S)
                 self._upgrade(connection)
         finally:
@@ -152,9 +155,8 @@ class Database:
 
         Raises the same errors as `migrate`.
         """
-        migrates = self._writes.execution_options(ledger_migrates=True)
         try:
-            with _availability(), self._bounded(_MIGRATION_S), migrates.begin() as connection:
+            with _availability(), self._bounded(_MIGRATION_S), _begun(self.engine, *_MIGRATE) as connection:
                 _allow(connection, _MIGRATION_S)
                 connection.execute(_FORGET_REVISION)
                 if revision in revisions()[:-1]:
@@ -278,7 +280,6 @@ def _engine(url: URL, wait_s: float, timeout_s: float) -> Engine:
         engine = create_engine(url, connect_args={"timeout": wait_s})
         event.listen(engine, "do_connect", _create_private)
         event.listen(engine, "connect", functools.partial(_configure_sqlite, wait_s=wait_s))
-        event.listen(engine, "begin", _begin_sqlite)
         return engine
 
     from serve_app.accounting import bounded_connection
@@ -343,14 +344,17 @@ def _switch_to_wal(cursor: Any, wait_s: float) -> str:
             time.sleep(0.01)
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    # Writers begin IMMEDIATE: a deferred transaction that reads and then writes can fail at once, despite the timeout.
-    options = connection.get_execution_options()
-    writes = options.get("ledger_writes", False)
-    if options.get("ledger_migrates", False):
-        # SQLite can rewrite a table only with foreign keys off, and cannot turn them off inside a transaction.
-        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+@contextlib.contextmanager
+def _begun(engine: Engine, *sqlite_begin: str) -> Iterator[Connection]:
+    """Opens a transaction, on SQLite with the statements `sqlite_begin`, by default BEGIN.
+
+    Not a handler of SQLAlchemy's `begin` event: one event handler on the engine slows every statement down.
+    """
+    with engine.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            for statement in sqlite_begin or ("BEGIN",):
+                connection.exec_driver_sql(statement)
+        yield connection
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from typing import Final
 
 WINDOW_S: Final = 10.0
@@ -183,9 +184,7 @@ class BackendHealth:
     def _drop_old(self, record: _Record, now: float) -> None:
         # A half-open backend gets few requests, so all verdicts since the end of the pause count, however old.
         begins = now - WINDOW_S if record.ejected_at is None else record.ejected_at
-        for request_id, (at, _, _) in list(record.verdicts.items()):
-            if at >= begins:
-                return
+        for request_id, _ in list(takewhile(lambda verdict: verdict[1][0] < begins, record.verdicts.items())):
             del record.verdicts[request_id]
 
 

@@ -89,7 +89,7 @@ class Ledger(accounting.Ledger):
         database = self._database
         name = database.engine.dialect.name
         first = _first_engines.setdefault(name, database.engine)
-        for engine in (database.engine, database._writes, database._reads):
+        for engine in (database.engine, database._reads):
             engine.dialect, engine._compiled_cache = first.dialect, first._compiled_cache
         if name == "sqlite":
             event.listen(database.engine, "connect", _do_not_flush)

@@ -37,6 +37,7 @@ def sabotaged(database: Database, statement: str) -> Iterator[CheckReport]:
     """The check's report after a change in a database shell, which is undone afterwards."""
     with database.engine.connect() as connection, connection.begin() as transaction:
         if database.engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN")  # the engine begins no transaction of its own
             triggers = connection.execute(sa.text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
             for name in triggers.scalars().all():
                 connection.execute(sa.text(f"DROP TRIGGER {name}"))
