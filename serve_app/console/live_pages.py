@@ -13,7 +13,7 @@ from serve_app.console.serving import serving
 from serve_app.console.web import Visit
 from serve_app.contracts.calls import Unavailable
 
-CHARTED: Final = 180  # maximum points of a chart; each shows the highest of its samples, which are one a minute
+CHARTED: Final = 144  # maximum points of a chart; each shows the highest of its samples, which are one a minute
 ENOUGH: Final = 5  # minimum samples of a chart
 DRAWN: Final = 6  # maximum lines of a chart; more would make it unreadable
 DAY: Final = "day"
@@ -51,10 +51,11 @@ def _chart(minutes: Sequence[float], samples: Sequence[tuple[float, Mapping[str,
 
     `minutes` is the time axis. Samples before it are left out.
     """
+    step = -(-len(minutes) // CHARTED)
+    minutes = minutes[-int(minutes[0] // MINUTE_S) % step :]  # points at full ten minutes
     shown = [(at, values) for at, values in samples if at >= minutes[0]]
     if len(shown) < ENOUGH:
         return None
-    step = -(-len(minutes) // CHARTED)
     labels = [clock(at) for at in minutes[::step]]
     points: dict[str, list[float | None]] = {}
     for at, values in shown:

@@ -36,7 +36,7 @@ LABELS: Final = {
     "rpm": "Requests per minute",
     "tpm": "Tokens per minute",
     "concurrency": "Concurrent requests",
-    "weight": "Weight relative to other accounts",
+    "weight": "Weight in the queue",
 }
 SHOWN_ERRORS: Final = 5  # rows
 

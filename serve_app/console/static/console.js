@@ -131,6 +131,13 @@
     const year = all.length > 180 ? "numeric" : undefined;
     return dated({ day: "numeric", month: "short", year, timeZone: "UTC" })(new Date(found[1]));
   }
+  // Of labels such as "14:08", returns those at whole multiples of the shortest of these times that leaves them apart.
+  const TIMES = [5, 10, 15, 30, 60, 120, 180, 240, 360, 720]; // minutes
+  function atWholeTimes(ticks, labels, width) {
+    const at = labels.map((label) => { const [hour, minute] = label.split(":"); return hour.length === 2 ? 60 * hour + Number(minute) : NaN; });
+    const whole = (step) => ticks.filter(({ value }) => at[value] % step === 0);
+    return at.some(Number.isNaN) ? ticks : whole(TIMES.find((step) => 64 * whole(step).length <= width) ?? 720);
+  }
   // Writes why the first part of a chart is empty, if the text fits there.
   const emptyPart = {
     id: "emptyPart",
@@ -179,7 +186,10 @@
             stacked: !!data.stacked, grid: { display: false },
             ticks: { color: ink, maxRotation: 0, autoSkipPadding: 16, major: { enabled: last >= 0 } },
             // The last label is not skipped. The other one keeps the labels between them at equal distances.
-            afterBuildTicks: (axis) => { if (last >= 0) for (const place of [last % 12, last]) axis.ticks[place].major = true; },
+            afterBuildTicks: (axis) => {
+              axis.ticks = atWholeTimes(axis.ticks, data.labels, axis.maxWidth);
+              if (last >= 0) for (const place of [last % 12, last]) axis.ticks[place].major = true;
+            },
           },
           y: {
             stacked: !!data.stacked, beginAtZero: true, grid: { color: grid }, border: { display: false },

@@ -40,6 +40,17 @@ document.addEventListener("change", (event) => {
 
 const SHORT = 400; // characters of a description that is not folded
 const KEYS = { apiKey: "an API key", managementKey: "a management key", operatorKey: "the operator key" };
+// Writes a choice between one schema and null as the viewer shows it best: "string or null".
+function withoutNull(schema) {
+  for (const one of Object.values(schema)) if (one && typeof one === "object") withoutNull(one);
+  const others = Array.isArray(schema.anyOf) ? schema.anyOf.filter((one) => one?.type !== "null") : [];
+  if (!others.length || others.length === schema.anyOf.length) return;
+  const { anyOf, ...own } = schema, [first] = others;
+  delete schema.anyOf;
+  if (others.length > 1) schema.anyOf = others;
+  else if (typeof first.type === "string") Object.assign(schema, first, own, { type: [first.type, "null"] });
+  else schema.allOf = others;
+}
 // Arranges the document for the viewer: one table of the errors, rules of an operation folded, and one base URL.
 function arranged(document) {
   const errors = new Map(), shared = document.components.responses ?? {};
@@ -63,6 +74,8 @@ function arranged(document) {
   // Which fields go together: the viewer would show each combination as a schema of its own.
   for (const schema of Object.values(document.components.schemas))
     if (schema.properties && schema.allOf?.every((one) => one.anyOf)) delete schema.allOf;
+  withoutNull(document.paths);
+  withoutNull(document.components);
   document.servers = [{ url: `${location.origin}/v1` }];
   const about = `**Base URL** \`${location.origin}/v1\` · [OpenAPI document](${shown.dataset.document})`;
   document.info.description = `${about}\n\n${document.info.description}`;
