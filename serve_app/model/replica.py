@@ -15,7 +15,6 @@ from msgspec.structs import replace as changed
 from serve_app.contracts.calls import adapter_of
 from serve_app.contracts.generation import (
     BackendEvent,
-    Event,
     Finished,
     FinishReason,
     GenerateCall,
@@ -80,25 +79,17 @@ class Replica:
         self._aside = Aside("prompts", rest=PROMPTS_REST)
         self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # separate, so no reply waits for these jobs
 
-    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+    def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Yields Started, the reply and Finished. If the call cannot run, yields Rejected instead.
 
         Closing or cancelling the generator stops the generation.
         """
         phases = Phases()
         phases.called()
-        trace = None
-        if self._spans is not None and call.trace is not None:
-            trace = ReplyTrace(self._spans, call, self._name, phases)
-        try:
-            async with contextlib.aclosing(self._events(call, phases)) as events:
-                async for event in events:
-                    if trace is not None:
-                        trace.take(event)
-                    yield event
-        finally:
-            if trace is not None:
-                trace.end(failed=isinstance(sys.exc_info()[1], Exception))
+        events = self._events(call, phases)
+        if self._spans is None or call.trace is None:
+            return events
+        return _traced(events, ReplyTrace(self._spans, call, self._name, phases))
 
     async def _events(self, call: GenerateCall, phases: Phases) -> AsyncGenerator[BackendEvent, None]:
         prepared = await self._prepare(call)
@@ -107,14 +98,17 @@ class Replica:
             return
         requests, reply = prepared
         started_at = time.time()
-        if call.n > 1:
+        generated: AsyncGenerator[Any, None]
+        made: Any
+        if has_choices := call.n > 1:
             generated = generate_choices(self._engine.generate, requests, call.n // len(requests))
         else:
-            generated = self._only_choice(requests[0])
+            generated = self._engine.generate(requests[0])
         is_kept = False
         try:
             async with contextlib.aclosing(generated) as events:
-                async for choice, event in events:
+                async for made in events:
+                    choice, event = made if has_choices else (0, made)
                     if isinstance(event, Started):
                         fingerprint = event.fingerprint or self._engine.fingerprint  # only adapters have their own
                         event = changed(event, fingerprint=fingerprint, replica=self._name)
@@ -215,16 +209,21 @@ class Replica:
             param = "messages" if call.token_ids is None else "tokens"
             return Rejected(Rejection.INVALID, message=str(error), param=param)
 
-    async def _only_choice(self, request: GenerationRequest) -> AsyncGenerator[tuple[int, Event], None]:
-        async with contextlib.aclosing(self._engine.generate(request)) as events:
-            async for event in events:
-                yield 0, event
-
     async def drain(self) -> None:
         """Settles the remaining replies, as `Orphans.drain` does, then stops the threads that tokenize."""
         await self._orphans.drain()
         self._aside.close()
         self._tokenizing.close()
+
+
+async def _traced(events: AsyncGenerator[BackendEvent, None], trace: ReplyTrace) -> AsyncGenerator[BackendEvent, None]:
+    try:
+        async with contextlib.aclosing(events):
+            async for event in events:
+                trace.take(event)
+                yield event
+    finally:
+        trace.end(failed=isinstance(sys.exc_info()[1], Exception))
 
 
 def _is_short(call: GenerateCall | TokenizeCall) -> bool:
