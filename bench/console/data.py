@@ -140,7 +140,7 @@ class _Past:
             f"chatcmpl-{rng.getrandbits(128):032x}", source.account_id, source.key_id,
             "svc-coder" if rng.random() < source.coder else "svc-chat", "smollm2", PRICE,
             prompt, round(prompt * rng.choice((0, 0, 0.4, 0.8))), completion, outcome,
-            started, started + 0.3 + prompt / 20_000 + completion / rng.uniform(70, 110),
+            started, started + 0.3 + prompt / 20_000 + completion / rng.uniform(180, 260),
         )  # fmt: skip
 
 

@@ -92,6 +92,7 @@ async def overview(visit: Visit) -> Response:
         limits=_limits(account.limits, status, latest, now, since),
         pressed=() if status is None else status.pressed,
         latest=latest[:LATEST],
+        sample=len(latest),
         window=window,
         quality=_quality(latest, window),
         rejected=await _rejected(visit, account_id, window) if latest else None,

@@ -40,16 +40,25 @@ document.addEventListener("change", (event) => {
 
 const SHORT = 400; // characters of a description that is not folded
 const KEYS = { apiKey: "an API key", managementKey: "a management key", operatorKey: "the operator key" };
-// Writes a choice between one schema and null as the viewer shows it best: "string or null".
-function withoutNull(schema) {
-  for (const one of Object.values(schema)) if (one && typeof one === "object") withoutNull(one);
-  const others = Array.isArray(schema.anyOf) ? schema.anyOf.filter((one) => one?.type !== "null") : [];
-  if (!others.length || others.length === schema.anyOf.length) return;
-  const { anyOf, ...own } = schema, [first] = others;
-  delete schema.anyOf;
-  if (others.length > 1) schema.anyOf = others;
-  else if (typeof first.type === "string") Object.assign(schema, first, own, { type: [first.type, "null"] });
-  else schema.allOf = others;
+// Writes a schema, and all in it, as the viewer shows them best: "string or null" instead of a choice, "Array of
+// objects" instead of "any", fields without which of them go together, and no limits that only a machine's word sets.
+const WORD = 2 ** 31 - 1;
+function simplify(schema, shared) {
+  for (const one of Object.values(schema)) if (one && typeof one === "object") simplify(one, shared);
+  if (schema.properties && schema.allOf?.every((one) => one.anyOf)) delete schema.allOf;
+  for (const choice of ["anyOf", "oneOf"]) {
+    if (!Array.isArray(schema[choice])) continue;
+    if (schema.properties && schema[choice].every((one) => !one.$ref)) { delete schema[choice]; continue; }
+    const others = schema[choice].filter((one) => one?.type !== "null");
+    if (others.length > 1 && others.every(({ $ref }) => shared[$ref?.split("/").pop()]?.type === "object")) schema.type ??= "object";
+    if (!others.length || others.length === schema[choice].length) continue;
+    const { [choice]: _, ...own } = schema, [first] = others;
+    delete schema[choice];
+    if (others.length > 1) schema[choice] = others;
+    else if (typeof first.type === "string") Object.assign(schema, first, own, { type: [first.type, "null"] });
+    else schema.allOf = others;
+  }
+  for (const limit of ["minimum", "maximum"]) if (Math.abs(schema[limit]) >= WORD) delete schema[limit];
 }
 // Arranges the document for the viewer: one table of the errors, rules of an operation folded, and one base URL.
 function arranged(document) {
@@ -71,11 +80,8 @@ function arranged(document) {
     const chosen = operation["x-codeSamples"]?.findIndex((one) => LANGUAGES[one.label] === language());
     if (chosen > 0) operation["x-codeSamples"].unshift(...operation["x-codeSamples"].splice(chosen, 1));
   }
-  // Which fields go together: the viewer would show each combination as a schema of its own.
-  for (const schema of Object.values(document.components.schemas))
-    if (schema.properties && schema.allOf?.every((one) => one.anyOf)) delete schema.allOf;
-  withoutNull(document.paths);
-  withoutNull(document.components);
+  simplify(document.components, document.components.schemas);
+  simplify(document.paths, document.components.schemas);
   document.servers = [{ url: `${location.origin}/v1` }];
   const about = `**Base URL** \`${location.origin}/v1\` · [OpenAPI document](${shown.dataset.document})`;
   document.info.description = `${about}\n\n${document.info.description}`;
