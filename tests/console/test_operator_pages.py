@@ -224,7 +224,7 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
     page = browser.get("/console/operator/live", params={"load": "day"}).text
     assert 'hx-get="/console/operator/live?load=day" hx-select="#charts"' in page
     shown = chart(page, "pressure")
-    assert (len(shown["labels"]), shown["labels"][0]) == (180, "12:05")  # of the day before
+    assert (len(shown["labels"]), shown["labels"][0]) == (144, "12:10")  # of the day before
     assert shown["series"][0]["values"][-1] == max(levels)
     house.live = None
     page = browser.get("/console/operator/live")
