@@ -42,6 +42,13 @@ KEYS: Final[tuple[tuple[str, str, float, float, dict[str, Any]], ...]] = (
 #: Other accounts: name, requests on the last Monday, payment in units of the currency.
 HELIOS, NORTHWIND, HARBOR = ("Helios Labs", 380, 400), ("Northwind", 260, 250), ("Blue Harbor", 150, 120)
 OTHERS: Final = (HELIOS, NORTHWIND, HARBOR, ("Juniper Health", 80, 60), ("Quiet Fox", 60, 25))
+#: Owners of other accounts. Juniper Health has none yet: its first person gets a link.
+OWNERS: Final = {
+    "Helios Labs": ("noor@helios-labs.example", "Noor Hadid"),
+    "Northwind": ("erik@northwind.example", "Erik Lund"),
+    "Blue Harbor": ("grace@blue-harbor.example", "Grace Kim"),
+    "Quiet Fox": ("sam@quiet-fox.example", "Sam Reyes"),
+}
 ACME_REQUESTS: Final = 1100
 
 
@@ -87,9 +94,13 @@ class _Past:
         self.member(account_id, SECOND, NAMES[SECOND], "owner", OPERATOR)
         self.ledger.run(operators.SetOperatorRole(SECOND, "finance", account_id, BY_OPERATOR))
 
-    def account(self, name: str, paid: int) -> str:
+    def account(self, name: str, paid: int, owner: str = "", owner_name: str = "") -> str:
+        """Opens an account, which is paid for an hour later."""
         self.now += 600
         account_id = self.ledger.run(commands.OpenAccount(name, audit=BY_OPERATOR)).account_id
+        if owner:
+            self.member(account_id, owner, owner_name, "owner", OPERATOR)
+        self.now += HOUR_S
         self.ledger.run(payment(account_id, paid, self.rng))
         return account_id
 
@@ -155,13 +166,12 @@ def fill(url: str) -> Life:
     past = _Past(url)
     with past.ledger as ledger:
         past.staff()
-        acme = past.account("Acme Robotics", 100)
-        past.member(acme, OWNER, NAMES[OWNER], "owner", OPERATOR)
+        acme = past.account("Acme Robotics", 100, OWNER, NAMES[OWNER])
         emails = {one: f"{one}@acme-robotics.example" for one in MEMBERS} | {OWNER: OWNER}
         ids = {one: past.member(acme, emails[one], *MEMBERS[one]) for one in MEMBERS}
         made = {key[0]: past.key(acme, key[0], emails[key[1]], **key[4]) for key in KEYS}
         sources = [_Source(acme, made[key[0]], ACME_REQUESTS * key[2], key[3]) for key in KEYS]
-        others = {name: past.account(name, paid) for name, _, paid in OTHERS}
+        others = {name: past.account(name, paid, *OWNERS.get(name, ())) for name, _, paid in OTHERS}
         for name, requests, _ in OTHERS:
             until = 9 if name == "Quiet Fox" else 0
             sources.append(_Source(others[name], past.key(others[name], "main"), requests, until=until))
@@ -206,6 +216,6 @@ def _events(past: _Past, acme: str, made: dict[str, str], others: dict[str, str]
         ],
         6: [commands.AddCredit(harbor, 20 * unit, "grant", memo="Goodwill", audit=BY_SECOND)],
         3: [referral, CreateManagementKey(acme, "export", keys.digest("export"), "mk-4fGh…x9Qz", audit=BY_OWNER)],
-        1: [credit, replace(credit, account_id=helios, amount=500 * unit, memo="Annual contract")],
+        1: [credit, replace(credit, account_id=helios, amount=500 * unit, memo="Start of the annual contract")],
         0: [replace(maintenance, ends_at=end + 2 * DAY_S)],
     }

@@ -72,6 +72,9 @@ class Expiring(Reply):
     left: Money = Field(examples=["2.50"])
 
 
+_NO_USAGE: Final[dict[str, Any]] = {**dict.fromkeys(TokenSums.model_fields, 0), "charged": "0.00"}
+
+
 class AccountUsage(TokenSums):
     """The account's usage since its creation."""
 
@@ -84,11 +87,11 @@ class OwnAccount(Reply):
     currency: Currency
     balance: Money = Field(description="Sum of `granted` and `topped_up`.")
     available: Money = Field(description="Balance without expired grants.")
-    granted: Money = Field(description="What is left of the grants.", examples=["2.50"])
-    topped_up: Money = Field(description="What is left of the payments.", examples=["10.00"])
-    expiring: list[Expiring] = Field(description="Grants that will expire, soonest first.")
-    held: Money = Field(description="Reserved for running requests.", examples=["0.01"])
-    open_requests: Count = Field(examples=[2])
+    granted: Money = Field(description="What is left of the grants.", examples=["0.00"])
+    topped_up: Money = Field(description="What is left of the payments.", examples=["12.50"])
+    expiring: list[Expiring] = Field(description="Grants that will expire, soonest first.", examples=[[]])
+    held: Money = Field(description="Reserved for running requests.", examples=["0.00"])
+    open_requests: Count = Field(examples=[0])
     limits: Limits
     effective: Limits = Field(description="Limits reduced by the current backend pressure.")
     created_at: Time
@@ -116,7 +119,7 @@ class Account(OwnAccount):
     weight: int = Field(description="Share of a backend under pressure, relative to other accounts.", examples=[100])
     pressure: list[Pressed] = Field(description="Backends that limit the account now.", examples=[[]])
     contract: Contract
-    usage: AccountUsage
+    usage: AccountUsage = Field(examples=[_NO_USAGE])
 
     @classmethod
     def from_usage(cls, now: float, account: AccountSnapshot, status: AccountStatus, usage: UsageRow) -> Self:

@@ -18,7 +18,7 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts.calls import Unavailable
 
 ENOUGH: Final = 30  # minimum requests of each backend for a meaningful difference
-SAME: Final = 0.05  # if two durations differ by a smaller part than this, the page says "as fast"
+SAME: Final = 0.05  # if two durations differ by a smaller part than this, the page says "about as fast"
 CUTS: Final = {"p50": "the median", "p95": "p95"}
 CHANCE: Final = 0.05  # a higher failure rate counts if the probability that it is chance is below this
 
@@ -125,13 +125,13 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def _speeds(row: Mapping[str, Any]) -> str:
-    """Compares the first token with that of the stable backend: "as fast at the median, 9% faster at p95"."""
+    """Compares the first token with that of the stable backend: "about as fast at the median, 9% faster at p95"."""
     found = [(row["changes"].get(("first_token_ms", cut)), name) for cut, name in CUTS.items()]
     return ", ".join(f"{_speed(by)} at {name}" for by, name in found if by is not None)
 
 
 def _speed(by: float) -> str:
-    return "as fast" if abs(by) < SAME else f"{abs(by):.0%} {'slower' if by > 0 else 'faster'}"
+    return "about as fast" if abs(by) < SAME else f"{abs(by):.0%} {'slower' if by > 0 else 'faster'}"
 
 
 async def canary(visit: Visit) -> Response:

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from serve_app.console import links, messages
 from serve_app.console.attempts import KNOWN_S, browser_cookie, known_browser
-from serve_app.console.passkeys import sign_in_options
+from serve_app.console.passkeys import host_of, sign_in_options
 from serve_app.console.passwords import (
     KNOWN,
     MAX_LENGTH,
@@ -118,6 +118,7 @@ async def profile(visit: Visit) -> Response:
         least=MIN_LENGTH,
         codes_left=await run(ways.CountRecoveryCodes(visit.me.user_id)),
         passkeys=await run(ways.ListPasskeys(visit.me.user_id)),
+        may_add_passkey=bool(host_of(visit)),
     )
 
 

@@ -69,6 +69,7 @@ async def _offers(visit: Visit) -> dict[str, dict[str, Any]]:
     return {
         one.identifier: {
             "input": format_price(one.price.input),
+            "cached": format_price(one.price.cached_input),
             "output": format_price(one.price.output),
             "context": one.context_length,
             "temperatures": dict(one.recommended_temperatures),

@@ -117,5 +117,5 @@ def _chart(
     elif 2 * known > begins:
         more["empty"] = {"until": known, "text": f"Log begins {labels[known]}"}
     elif begins:
-        more["empty"] = {"until": begins, "text": f"{nothing} before {labels[begins]}"}
+        more["empty"] = {"until": begins, "text": f"{nothing} in this log before {labels[begins]}"}
     return {"labels": labels, "series": series, **more}

@@ -154,7 +154,7 @@ def price_lines(record: UsageRecord) -> list[PriceLine]:
     """Returns the parts of the cost. A failed request is not charged, but its parts are listed."""
     price, uncached = record.price, record.prompt_tokens - record.cached_tokens
     parts = [
-        ("Input tokens", uncached, price.input),
+        ("Input tokens, not cached" if record.cached_tokens else "Input tokens", uncached, price.input),
         ("Cached input tokens", record.cached_tokens, price.cached_input),
         ("Output tokens", record.completion_tokens, price.output),
     ]

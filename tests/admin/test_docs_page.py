@@ -59,7 +59,7 @@ def read(browser: Chrome, base: str, operations: int) -> None:
     for shown in ("frequency_penalty", "Needs an API key.", f"curl {base.removesuffix('/v1')}/v1/chat", "Air scatters"):
         assert shown in chat.text
     assert "number or null" in chat.text
-    for hidden in ("ChosenTools", "Array of any", "9223372036854776000"):
+    for hidden in ("(ChosenTools (", "Array of any", "9223372036854776000"):
         assert hidden not in chat.text
     tab = chat.find_element(By.XPATH, ".//li[text()='Python']")
     browser.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", tab)

@@ -67,7 +67,7 @@ def test_refused_and_failed_requests_are_counted_apart_and_equal_neighbours_are_
     page = browser.get(f"{path}/refusals").text
     assert "4 rejected (4xx), 2 failed (5xx)" in words(page)
     assert "the latest of 3" in page
-    assert "2 more since 1 Jun 2026, 11:55:00 UTC" in words(page)
+    assert "2 earlier, from 1 Jun 2026, 11:55:00 UTC" in words(page)
     assert page.count(f'href="{path}#limits"') == 1  # the other limit is the key's own
     assert chart(page, "errors")["labels"][-2:] == ["2026-06-01T11", "2026-06-01T12"]
     assert {one["name"]: sum(one["values"]) for one in chart(page, "errors")["series"]} == {

@@ -104,9 +104,9 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
             100,
             0,
             "new: too few requests to judge (29 of the 30 needed on each backend)."
-            " So far: first token as fast at the median, as fast at p95.",
+            " So far: first token about as fast at the median, about as fast at p95.",
         ),
-        (64, 0, 100, 3, "new: 0 of 64 requests failed; first token as fast at the median, as fast at p95."),
+        (64, 0, 100, 3, "new: 0 of 64 requests failed; first token about as fast at the median, about as fast at p95."),
         (
             64,
             1,
@@ -128,7 +128,7 @@ def test_a_single_backend_is_compared_with_nothing(served: House) -> None:
             100,
             3,
             "new: 3 of 64 requests failed, more than on the stable backend;"
-            " first token as fast at the median, as fast at p95.",
+            " first token about as fast at the median, about as fast at p95.",
         ),
     ],
 )

@@ -206,7 +206,7 @@ async def test_what_goes_on_now_is_shown_and_refreshes_itself(house: House) -> N
         backend["load"] = load | {"effective_share": 0.5, "pressure": level}
         await pressure.look()
     page = browser.get("/console/operator/live").text
-    shown = ["Operational", "2", "3", "1", "0.25 s", "12.5%", "1,300", "1.5", "50%"]
+    shown = ["Operational", "2", "3", "1", "0.25 s", "12.5%", "1,300", "1.5", "Reduced to 50%"]
     assert cells(page, "smollm2") == shown
     assert "No replica has reported yet" in page
     assert "&lt;b&gt;Ada" in page

@@ -53,7 +53,7 @@ def test_models_are_offered_with_their_prices_and_without_them_while_the_gateway
         raise Unavailable("the gateway restarts")
 
     path, browser = f"/console/accounts/{house.account_id}/playground", house.member()
-    expected = {"input": "0.27", "output": "1.10", "context": 8192, "temperatures": {"code": 0.0}}
+    expected = {"input": "0.27", "cached": "0.07", "output": "1.10", "context": 8192, "temperatures": {"code": 0.0}}
     for found, shown in ((offers, {"svc-chat": expected}), (away, {}), (None, {})):
         house.console.offers = found
         data = re.search(r'id="offers">(.*?)</script>', browser.get(path).text)

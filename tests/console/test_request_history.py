@@ -83,5 +83,5 @@ def test_a_chart_says_why_its_first_part_is_empty(house: House) -> None:
         return str(shown.get("empty", {}).get("text", ""))
 
     assert empty() == "No requests in the last hour"
-    assert empty(4, 2) == "No requests before 11:56"
+    assert empty(4, 2) == "No requests in this log before 11:56"
     assert empty(59) == ""

@@ -119,7 +119,7 @@ def test_a_request_shows_its_price_line_by_line_and_its_endpoint(house: House) -
     assert by_trace.headers["location"] == f"{path}/{ids[1]}"
     text = re.sub(r"<[^>]+>|\s+", " ", page.text)
     for part in (
-        "Input tokens 8 0.003 0.000000024",
+        "Input tokens, not cached 8 0.003 0.000000024",
         "Cached input tokens 2 0.001 0.000000002",
         "Output tokens 4 0.005 0.00000002",
         "Charged 0.000000046",

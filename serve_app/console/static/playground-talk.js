@@ -176,7 +176,9 @@ export class Talk {
     const parts = [];
     if (turn.note) parts.push(turn.note);
     if (turn.usage) {
-      parts.push(`${turn.usage.prompt_tokens.toLocaleString("en")} input + ${turn.usage.completion_tokens.toLocaleString("en")} output tokens`);
+      const cached = turn.usage.prompt_tokens_details?.cached_tokens;
+      const input = `${turn.usage.prompt_tokens.toLocaleString("en")} input${cached ? ` (${cached.toLocaleString("en")} cached)` : ""}`;
+      parts.push(`${input} + ${turn.usage.completion_tokens.toLocaleString("en")} output tokens`);
     }
     if (turn.charged) parts.push(money(turn.charged, this.currency));
     const times = [];
