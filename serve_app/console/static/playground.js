@@ -88,7 +88,7 @@ function showOffers() {
   [0, 1].forEach((side) => {
     const offer = offers[field(`model${side}`).value];
     const price = offer?.input
-      ? `${money(offer.input, currency)} input, ${money(offer.cached, currency)} cached, ${money(offer.output, currency)} output per million tokens` : "";
+      ? `${money(offer.input, currency)} input, ${money(offer.cached, currency)} cached, ${money(offer.output, currency)} output per 1M tokens` : "";
     const context = offer?.context ? `${offer.context.toLocaleString("en")} context` : "";
     byId(`offer${side}`).textContent = [price, context].filter(Boolean).join(" · ");
   });
