@@ -248,7 +248,7 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     assert usage is not None
     account.settled(1)
     enter(browser, "Playground")
-    until(lambda: "per million tokens" in browser.find_element(By.ID, "offer0").text)
+    until(lambda: "per 1M tokens" in browser.find_element(By.ID, "offer0").text)
     expect_usable(browser)
     browser.find_element(By.NAME, "second").click()
     Select(browser.find_element(By.NAME, "model1")).select_by_visible_text("svc-chat")
