@@ -59,8 +59,7 @@ LINE_FEED: Final = b"\n"  # sent before a slow whole reply: JSON may begin with 
 PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
-#: Statuses whose messages are logged: they are about keys, limits, money and load. Others may quote the request, except
-#: those of model_not_found, which name only the model.
+#: Statuses whose messages are logged: they are about keys, limits, money and load. Others may quote the request.
 REASONED: Final = frozenset({401, 402, 403, 429, 503})
 
 
@@ -125,7 +124,7 @@ class ReplyToRequest:
             record.status = 200
         except ApiError as error:
             record.status, record.code = error.status, error.code
-            if error.status in REASONED or error.code == "model_not_found":
+            if error.status in REASONED:
                 record.reason = error.message
             await self._fail(error, scope, receive, sender)
         except ClientGone:

@@ -135,7 +135,7 @@ async def test_a_request_that_is_refused_before_it_is_admitted(
     assert (call.status, record.status, record.model, record.backend) == (status, status, "none", "none")
     assert bool(record.account_id) is known
     # What may quote the request is not logged.
-    assert log_line(record)["reason"] == (call.json["error"]["message"] if status != 400 else None)
+    assert log_line(record)["reason"] == (call.json["error"]["message"] if status == 401 else None)
     assert counted(world, record).of(metrics.REFUSALS) == [(("none", record.code), 1)]
 
 
