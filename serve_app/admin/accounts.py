@@ -78,6 +78,8 @@ _NO_USAGE: Final[dict[str, Any]] = {**dict.fromkeys(TokenSums.model_fields, 0), 
 class AccountUsage(TokenSums):
     """The account's usage since its creation."""
 
+    model_config = example(**_NO_USAGE)
+
 
 class OwnAccount(Reply):
     """An account as its holder sees it."""
@@ -119,7 +121,7 @@ class Account(OwnAccount):
     weight: int = Field(description="Share of a backend under pressure, relative to other accounts.", examples=[100])
     pressure: list[Pressed] = Field(description="Backends that limit the account now.", examples=[[]])
     contract: Contract
-    usage: AccountUsage = Field(examples=[_NO_USAGE])
+    usage: AccountUsage
 
     @classmethod
     def from_usage(cls, now: float, account: AccountSnapshot, status: AccountStatus, usage: UsageRow) -> Self:

@@ -66,7 +66,7 @@ def test_a_person_who_tried_too_often_may_try_again_at_once(house: House) -> Non
     assert "Unlock sign-in" in page
     assert submit(browser, path, f"{path}/unlock").status_code == 303
     page = browser.get(path).text
-    assert "Not locked" in page
+    assert "<dt>Sign-in lock</dt><dd>None</dd>" in page
     assert "Unlock sign-in" not in page
     assert "<h1>Ada</h1>" in page  # the address is below the name
     assert submit(house.browser(), sign_in, sign_in, **fields).status_code == 303

@@ -236,8 +236,9 @@ def test_a_statement_adds_up_and_billing_shows_what_was_given(house: House) -> N
     path, browser = f"/console/accounts/{house.account_id}", house.member(role="billing")
     billing = browser.get(f"{path}/billing").text
     assert "&lt;b&gt;welcome&lt;/b&gt;" in billing
-    for exact in ("0.999999908 USD", "0.999999908", "1.00", "6 Jun 2026, 12:00:00 UTC", "0.000000092"):
+    for exact in ("0.999999908 USD", "0.999999908", "1.00", "0.000000092"):
         assert f'title="{exact}"' in billing
+    assert ">6 Jun 2026, 12:00:00 UTC</time>" in billing
     assert f'href="{path}/statements/2026-06"' in billing
     statement = browser.get(f"{path}/statements/2026-06").text
     rows = cells(statement)

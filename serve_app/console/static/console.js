@@ -123,11 +123,11 @@
     Completed: "#2fb344", Failed: "#d63939", "Cancelled by the client": "#8a97a8",
     "Rejected (4xx)": "#f59f00", "Failed (5xx)": "#d63939", Cancelled: "#8a97a8", p50: "#066fd1", p95: "#f76707",
   };
-  // "2026-11-26" is shown as "26 Nov", and an hour of it as "05:00".
+  // "2026-11-26" is shown as "26 Nov", an hour of it as "05:00", and its first hour as the day.
   function moment(label, _, all) {
     const found = /^(\d{4}-\d\d-\d\d)(?:T(\d\d))?$/.exec(label);
     if (!found) return label;
-    if (found[2]) return `${found[2]}:00`;
+    if (found[2] && found[2] !== "00") return `${found[2]}:00`;
     const year = all.length > 180 ? "numeric" : undefined;
     return dated({ day: "numeric", month: "short", year, timeZone: "UTC" })(new Date(found[1]));
   }
