@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import re
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from math import ceil
 from types import MappingProxyType
@@ -426,7 +426,7 @@ def request_id_of(scope: Scope) -> str:
     Admission and billing use an id that the service generates.
     """
     incoming = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-    return incoming if _REQUEST_ID.fullmatch(incoming) else f"req_{random.getrandbits(128):032x}"
+    return incoming if _REQUEST_ID.fullmatch(incoming) else f"req_{uuid.uuid4().hex}"
 
 
 def with_request_id(scope: Scope) -> Scope:

@@ -146,5 +146,8 @@ def test_an_address_that_is_a_number_offers_no_passkeys_and_says_what_to_open(ho
     browser = house.member()
     host = {"host": "127.0.0.1:8000"}
     page = browser.get(PAGE, headers=host).text
+    hint = "Passkeys can't be added at an IP address"
+    assert hint in browser.get("/console/profile", headers=host).text
+    assert hint not in browser.get("/console/profile").text
     assert "http://localhost:8000/console" in page
     assert "data-passkey" not in house.browser().get(SIGN_IN, headers=host).text

@@ -40,8 +40,8 @@ document.addEventListener("change", (event) => {
 
 const SHORT = 400; // characters of a description that is not folded
 const KEYS = { apiKey: "an API key", managementKey: "a management key", operatorKey: "the operator key" };
-// Writes a schema, and all in it, as the viewer shows them best: "string or null" instead of a choice, "Array of
-// objects" instead of "any", fields without which of them go together, and no limits that only a machine's word sets.
+// Simplifies a schema and its parts for the viewer, which then shows "string or null" instead of a choice, and "Array of
+// objects" instead of "any". Rules on which fields go together and the limits of 32-bit and 64-bit integers are left out.
 const WORD = 2 ** 31 - 1;
 function simplify(schema, shared) {
   for (const one of Object.values(schema)) if (one && typeof one === "object") simplify(one, shared);
