@@ -52,7 +52,7 @@ def _chart(minutes: Sequence[float], samples: Sequence[tuple[float, Mapping[str,
     `minutes` is the time axis. Samples before it are left out.
     """
     step = -(-len(minutes) // CHARTED)
-    minutes = minutes[-int(minutes[0] // MINUTE_S) % step :]  # begins at a multiple of the step, such as a full ten minutes
+    minutes = minutes[-int(minutes[0] // MINUTE_S) % step :]  # from a multiple of the step, such as 12:10
     shown = [(at, values) for at, values in samples if at >= minutes[0]]
     if len(shown) < ENOUGH:
         return None
